@@ -1,0 +1,132 @@
+"""DFlash checkpoints in the published layout: a folder in, a network out, and back.
+
+A folder holds config.json and *.safetensors with layers.*, fc, hidden_norm and norm. Some engines' exports carry copies
+of what a drafter borrows or derives (``IGNORED``); those are never read, the target's own embedding and head are used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from ddtree_lab.draft.dflash_model import SIZES, DFlashConfig, DFlashModel
+
+IGNORED = ("rotary_emb.inv_freq", "embed_tokens.weight", "lm_head.weight")
+OTHER_FIELDS = (
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "attention_bias",
+    "attention_dropout",
+    "use_sliding_window",
+    "sliding_window",
+    "layer_types",
+)
+
+
+def load_model(folder: str | Path) -> DFlashModel:
+    """The network of a checkpoint folder, on the CPU in the file's dtype; nothing in the folder is executed.
+
+    Raises ValueError with one line when a file, a field or a weight is missing, unknown or of another shape.
+    """
+    folder = Path(folder)
+    config = DFlashConfig.from_folder(folder)
+    weights = _read_weights(folder)
+    with torch.device("meta"):
+        model = DFlashModel(config)
+    expected = model.state_dict()
+    missing = sorted(expected.keys() - weights.keys())
+    extra = sorted(weights.keys() - expected.keys())
+    if missing or extra:
+        what = f"lacks {missing[0]}" if missing else f"has an unknown weight {extra[0]}"
+        raise ValueError(f"drafter {folder}: the checkpoint {what}")
+    for key, weight in weights.items():
+        if weight.shape != expected[key].shape:
+            raise ValueError(
+                f"drafter {folder}: {key} has shape {list(weight.shape)}, config.json says {list(expected[key].shape)}"
+            )
+        if not weight.is_floating_point():
+            raise ValueError(f"drafter {folder}: {key} has dtype {weight.dtype}; it must be a floating point one")
+    model.load_state_dict(weights, assign=True)
+    model.rotary_emb = Qwen3RotaryEmbedding(config.qwen3)
+    return model
+
+
+def save_drafter(
+    model: DFlashModel, folder: str | Path, *, num_target_layers: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write config.json and model.safetensors, each whole or not at all, as serving engines read them too.
+
+    ``num_target_layers`` is the number of decoder blocks of the target. Raises OSError when writing fails.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {key: value.detach().to("cpu", dtype).contiguous() for key, value in model.state_dict().items()}
+    config = json.dumps(_config_fields(model.config, num_target_layers, dtype), indent=2) + "\n"
+    with _replacing(folder / "model.safetensors") as weights_file, _replacing(folder / "config.json") as config_file:
+        try:
+            save_file(weights, weights_file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"drafter {folder}: model.safetensors cannot be written ({error})") from error
+        config_file.write_text(config, encoding="utf-8")
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"drafter {folder}: no .safetensors file")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights.update(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"drafter {folder}: {file.name} cannot be read ({error})") from error
+    return {key: weight for key, weight in weights.items() if key not in IGNORED}
+
+
+def _config_fields(config: DFlashConfig, num_target_layers: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Rope parameters are written twice: transformers 5 reads ``rope_parameters``, 4 the other two."""
+    qwen3 = config.qwen3
+    rope = dict(qwen3.rope_parameters)
+    scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "type")}
+    dflash: dict[str, Any] = {
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+    if config.causal is not None:
+        dflash["causal"] = config.causal
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "dtype": str(dtype).removeprefix("torch."),
+        **{name: getattr(qwen3, name) for name in SIZES + OTHER_FIELDS},
+        "tie_word_embeddings": False,
+        "rope_parameters": rope,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+        "num_target_layers": num_target_layers,
+        "block_size": config.block_size,
+        "dflash_config": dflash,
+    }
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place at the end, and is removed after an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
