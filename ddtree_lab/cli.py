@@ -47,7 +47,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _add_compare(commands.add_parser("compare", help="decode prompts in every mode and compare"))
     train = commands.add_parser("train-drafter", help="train a DFlash drafter for a target")
     if "train-drafter" in arguments:
-        from ddtree_lab.training.train import add_arguments, run
+        from ddtree_lab.training.command import add_arguments, run
 
         add_arguments(train)
         train.set_defaults(run=run)

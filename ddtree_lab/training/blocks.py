@@ -1,4 +1,4 @@
-"""Training blocks: conversations in, random anchors with their block inputs, labels, weights and masks out."""
+"""Training blocks: conversations in, random anchors with their block inputs, labels and masks out."""
 
 from __future__ import annotations
 
@@ -18,43 +18,38 @@ class Blocks:
     inputs: Tensor  # [B, A * b] int64: root, mask, mask, ...
     positions: Tensor  # [B, A * b] int64
     labels: Tensor  # [B, A, D] int64: the tokens that followed
-    valid: Tensor  # [B, A, D] bool: the label and all before it are the target's own answer
+    valid: Tensor  # [B, A, D] bool: the label and all before it, from the root on, are the target's own answer
 
 
 def sample_anchors(written: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """[B, T] bool -> [B, count] int64: random positions whose token and next token are the target's own.
+    """[B, T] bool -> [B, min(count, T)] int64: random positions, all different, with their next token the target's own.
 
-    A row with fewer such positions repeats them; a row without any gives position 0, whose labels are not valid.
+    A row with fewer such positions ends in zeros: no answer begins there, so their labels are not valid.
     """
     eligible = torch.zeros_like(written)
     eligible[:, 1:-1] = written[:, 1:-1] & written[:, 2:]
     noise = torch.rand(written.shape, generator=generator, device=written.device)
-    order = torch.where(eligible, noise, -1.0).argsort(dim=1, descending=True)
-    number = eligible.sum(1, keepdim=True).clamp(min=1)
-    picked = order.gather(1, torch.arange(count, device=written.device)[None] % number)
+    picked = torch.where(eligible, noise, -1.0).argsort(dim=1, descending=True)[:, :count]
     return torch.where(eligible.gather(1, picked), picked, 0)
 
 
 def make_blocks(token_ids: Tensor, written: Tensor, anchors: Tensor, config: DFlashConfig) -> Blocks:
     """token_ids [B, T] int64, written [B, T] bool, anchors [B, A] int64."""
-    rows, length = token_ids.shape
-    offsets = torch.arange(config.block_size, device=token_ids.device)
-    positions = anchors[..., None] + offsets
+    length = token_ids.shape[1]
+    positions = anchors[..., None] + torch.arange(config.block_size, device=token_ids.device)
     inside = positions < length
     clamped = positions.clamp(max=length - 1).flatten(1)
     following = token_ids.gather(1, clamped).view_as(positions)
     own = written.gather(1, clamped).view_as(positions) & inside
     inputs = torch.full_like(following, config.mask_token_id)
     inputs[..., 0] = following[..., 0]
-    return Blocks(
-        anchors, inputs.flatten(1), positions.flatten(1), following[..., 1:], own.cumprod(dim=-1).bool()[..., 1:]
-    )
+    valid = own.cumprod(dim=-1).bool()
+    return Blocks(anchors, inputs.flatten(1), positions.flatten(1), following[..., 1:], valid[..., 1:])
 
 
 def block_masks(anchors: Tensor, length: int, config: DFlashConfig) -> list[Tensor]:
     """For each layer bool [B, 1, A * b, T + A * b]: a block sees the context before its anchor, and itself."""
-    count, size = anchors.shape[1], config.block_size
-    device = anchors.device
+    (rows, count), size, device = anchors.shape, config.block_size, anchors.device
     roots = anchors.repeat_interleave(size, dim=1)[:, None, :, None]
     offsets = torch.arange(size, device=device).repeat(count)
     columns = torch.arange(length, device=device)
@@ -65,5 +60,5 @@ def block_masks(anchors: Tensor, length: int, config: DFlashConfig) -> list[Tens
         if kind not in masks:
             context = before & config.visible(layer, roots + offsets[:, None] - columns)
             within = same & config.visible(layer, offsets[:, None] - offsets)
-            masks[kind] = torch.cat([context, within.expand(len(anchors), 1, -1, -1)], dim=-1)
+            masks[kind] = torch.cat([context, within.expand(rows, 1, -1, -1)], dim=-1)
     return [masks[kind] for kind in config.qwen3.layer_types]

@@ -3,58 +3,71 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import nn
+
+from ddtree_lab.training.files import read_header, save_tensors
+
+_MODEL = "model."
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, and how it came there."""
+
+    step: int = 0
+    seconds: float = 0.0  # of all its parts
+    machine: Mapping[str, Any] = field(default_factory=dict)  # ddtree_lab.machine.machine_facts of the last part
+    processes: int = 1
+    command: str = ""
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: int, run: dict
+    path: Path,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    progress: Progress,
+    *,
+    settings: Mapping[str, Any],
 ) -> None:
-    """Replace ``path`` by the present state; ``run`` is what must be equal when the run resumes."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    """Replace ``path`` by the present state; ``settings`` are what must be equal when the run goes on."""
+    tensors = {_MODEL + name: value for name, value in model.state_dict().items()}
     scalars: dict[str, float] = {}
     for number, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
-                name = f"optimizer.{number}.{index}.{key}"
-                if isinstance(value, torch.Tensor):
-                    tensors[name] = value
-                else:
-                    scalars[name] = value
-    temporary = path.with_suffix(".tmp")
-    header = {"step": str(step), "run": json.dumps(run, sort_keys=True), "scalars": json.dumps(scalars)}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=header)
-    os.replace(temporary, path)
+                into = tensors if isinstance(value, torch.Tensor) else scalars
+                into[f"{_optimizer(number)}{index}.{key}"] = value
+    header = {"progress": json.dumps(asdict(progress)), "scalars": json.dumps(scalars)}
+    save_tensors(path, tensors, settings=settings, header=header)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], run: dict) -> int:
-    """Restore what ``save_checkpoint`` wrote and return its step.
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer] = (), *, settings: Mapping[str, Any]
+) -> Progress:
+    """Restore what ``save_checkpoint`` wrote, the weights alone without ``optimizers``.
 
-    Raises ValueError when the checkpoint belongs to a run with other settings.
+    Raises ValueError when the checkpoint cannot be read or belongs to a run with other settings.
     """
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata()
-        saved = json.loads(header["run"])
-        if saved != run:
-            changed = sorted(key for key in saved.keys() | run.keys() if saved.get(key) != run.get(key))
-            raise ValueError(
-                f"{path} was written with another {changed[0]} ({saved.get(changed[0])!r}); use another --out"
-            )
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    model.load_state_dict({n.removeprefix("model."): v for n, v in tensors.items() if n.startswith("model.")})
+    header = read_header(path, settings=settings)
+    tensors = load_file(path)
+    model.load_state_dict({k.removeprefix(_MODEL): v for k, v in tensors.items() if k.startswith(_MODEL)})
     values = tensors | json.loads(header["scalars"])
     for number, optimizer in enumerate(optimizers):
-        states: dict[int, dict] = {}
-        prefix = f"optimizer.{number}."
+        states: dict[int, dict[str, Any]] = {}
         for name, value in values.items():
-            if name.startswith(prefix):
-                index, key = name.removeprefix(prefix).split(".", 1)
+            if name.startswith(_optimizer(number)):
+                index, key = name.removeprefix(_optimizer(number)).split(".", 1)
                 states.setdefault(int(index), {})[key] = value
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-    return int(header["step"])
+    return Progress(**json.loads(header["progress"]))
+
+
+def _optimizer(number: int) -> str:
+    return f"optimizer.{number}."

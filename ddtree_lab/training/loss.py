@@ -1,4 +1,4 @@
-"""The drafter's loss: hidden states of blocks and what followed in, loss, its gradient and acceptance out."""
+"""The drafter's loss: hidden states of blocks and what followed in, the loss and its gradient out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch.nn import functional as F
 class HeadLoss:
     """Loss of a batch of rows under a frozen head."""
 
-    loss: float  # weighted mean
+    loss: Tensor  # [] float32: the weighted sum divided by ``total``
     gradient: Tensor  # [M, hidden] of the loss by the hidden states
-    correct: Tensor  # [M] bool: the most probable token is the label
 
 
 def position_weights(horizon: int, decay: float, device: torch.device) -> Tensor:
@@ -29,20 +28,20 @@ def head_loss(
     labels: Tensor,
     *,
     weights: Tensor,
+    total: Tensor,
     lm_head: Callable[[Tensor], Tensor],
-    teacher: Tensor | None = None,
-    teacher_share: float = 0.0,
+    teacher: Tensor,
+    teacher_share: float,
     rows_at_once: int = 8192,
 ) -> HeadLoss:
     """Cross-entropy against the labels and, for ``teacher_share`` of it, against the target's own distribution.
 
-    hidden [M, hidden] of the drafter, labels [M] int64, weights [M] float32; teacher [M, hidden]: the target's final
-    hidden state where it predicted the label. The head is frozen, so the gradient by ``hidden`` is all there is to
-    backpropagate; it is computed in pieces of ``rows_at_once`` rows, which bounds the memory for logits.
+    hidden [M, hidden] of the drafter, labels [M] int64, weights [M] float32, total [] the sum that they are divided by;
+    teacher [M, hidden]: the target's final hidden state where it predicted the label. The head is frozen, so the
+    gradient by ``hidden`` is all there is to backpropagate; it is computed in pieces of ``rows_at_once`` rows, which
+    bounds the memory for logits.
     """
-    total = weights.sum().clamp(min=1e-9)
     gradient = torch.empty_like(hidden)
-    correct = torch.empty(len(labels), dtype=torch.bool, device=labels.device)
     loss = torch.zeros((), device=hidden.device)
     for start in range(0, len(labels), rows_at_once):
         rows = slice(start, start + rows_at_once)
@@ -50,19 +49,12 @@ def head_loss(
         with torch.enable_grad():
             log_probs = lm_head(piece).float().log_softmax(-1)
             row_loss = F.nll_loss(log_probs, labels[rows], reduction="none")
-            if teacher is not None and teacher_share > 0:
+            if teacher_share > 0:
                 with torch.no_grad():
                     probs = lm_head(teacher[rows]).float().softmax(-1)
                 row_loss = (1 - teacher_share) * row_loss - teacher_share * (probs * log_probs).sum(-1)
             piece_loss = (row_loss * weights[rows]).sum() / total
         piece_loss.backward()
         gradient[rows] = piece.grad
-        correct[rows] = log_probs.detach().argmax(-1) == labels[rows]
         loss += piece_loss.detach()
-    return HeadLoss(float(loss), gradient, correct)
-
-
-def accepted_depths(correct: Tensor, valid: Tensor) -> Tensor:
-    """correct, valid [..., D] bool -> [D] float64: the fraction of blocks whose chain is right to depth d and beyond."""
-    reached = (correct & valid).cumprod(dim=-1).flatten(0, -2)
-    return reached.double().mean(0)
+    return HeadLoss(loss, gradient)
