@@ -66,7 +66,8 @@ def run_comparison(
     progress: bool = True,
 ) -> Comparison:
     """Decode every prompt in every mode, each prompt in all settings before the next, so that they share the machine's
-    condition. One short warm-up run a setting comes first and is not counted.
+    condition. A run ends at ``max_new_tokens`` or at a stop token of the target. One short warm-up run a setting comes
+    first and is not counted.
 
     "ar" and "chain" do not depend on the budget and run once; "eagle_linear" and "tree_walk" run per budget. Prompt i
     uses seed + i in every setting. Raises ValueError, before any decoding, for an unknown mode, no prompts, no budget
@@ -91,6 +92,7 @@ def run_comparison(
             top_k=top_k,
             top_p=top_p,
             seed=seed + index,
+            stop_token_ids=target.stop_token_ids,
         )
 
     tolerance = _measured_tolerance(target, inputs[0])
