@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ddtree_lab.machine import machine_facts
-from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, logit_tolerance, summarise_results
+from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, summarise_results
 from ddtree_lab.progress import progress_bar
 from ddtree_lab.prompts import Prompt, to_input_ids
+from ddtree_lab.rounding import measure_tolerance
 from ddtree_lab.trace.schema import MODES
 from ddtree_lab.trace.store import save_trace, write_atomically
 from ddtree_lab.types import RunResult
@@ -95,7 +96,7 @@ def run_comparison(
             stop_token_ids=target.stop_token_ids,
         )
 
-    tolerance = _measured_tolerance(target, inputs[0])
+    tolerance = measure_tolerance(target, inputs)
     for setting in settings:
         run(setting, 0, min(WARM_UP_TOKENS, max_new_tokens))
     results: dict[Setting, list[RunResult]] = {setting: [] for setting in settings}
@@ -320,12 +321,6 @@ def _fitting_ids(prompt: Prompt, target: Target, max_new_tokens: int) -> Tensor:
             f"{target.context_length}"
         )
     return input_ids
-
-
-def _measured_tolerance(target: Target, input_ids: Tensor) -> float:
-    """``logit_tolerance`` with the largest finite logit after the prompt as the scale."""
-    logits = target.prefill(target.new_state(), input_ids[0].to(target.device)).logits.float()
-    return logit_tolerance(target.dtype, target.num_layers, float(logits[logits.isfinite()].abs().max()))
 
 
 def _matches(comparison: Comparison, setting: Setting) -> list[Match]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,7 +67,8 @@ def generate(
     drafter's most probable path, at most ``budget`` nodes), "eagle_linear" or "tree_walk" (best-first tree of
     ``budget`` drafted nodes). At temperature 0 the tokens are those of plain decoding; above, every token is a draw
     from the target after temperature, top-k and top-p, whatever the drafter. ``stop_token_ids`` end the output and are
-    part of it; None for none (``target.stop_token_ids`` has the model's own). Output ends at the target's context too.
+    part of it; None for none (``target.stop_token_ids`` has the model's own). Output ends at the target's context too,
+    and no tree reaches beyond it. ``seed`` is below 2**64.
 
     ``stats`` has ``metrics.summarise_rounds`` and seconds: ``prefill_seconds``, ``decode_seconds`` (the rounds without
     the recording of their traces) and ``tokens_per_second`` (the rounds' tokens over that).
@@ -80,8 +82,9 @@ def generate(
     prompt = _prompt_tokens(input_ids, target)
     params = SamplingParams(temperature, top_k, top_p)
     cap = min(as_count("max_new_tokens", max_new_tokens), target.context_length - len(prompt))
-    decoder = _Decoder(target, drafter, MODES[mode], as_count("budget", budget), params, seed)
+    budget, seed = as_count("budget", budget), _checked_seed(seed)
     stops = stop_set(stop_token_ids)
+    decoder = _Decoder(target, drafter, MODES[mode], budget, params, seed)
 
     output_ids: list[int] = []
     rounds: list[Round] = []
@@ -91,7 +94,7 @@ def generate(
         output_ids += kept
     prefill_seconds = sum(decoder.clock.take().values())
     while reason is None:
-        emit = lambda tokens: cut_tokens(tokens, stops, cap - len(output_ids))  # noqa: E731, B023
+        emit = partial(cut_tokens, stop_token_ids=stops, room=cap - len(output_ids))
         round_, reason = decoder.round(output_ids[-1], emit)
         rounds.append(round_)
         output_ids += round_.emitted
@@ -107,9 +110,9 @@ def generate(
         "drafter": drafter.name if drafter else None,
         "label": drafter.label if drafter and MODES[mode].width != 0 else None,
         "budget": budget,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
+        "temperature": float(temperature),
+        "top_k": None if top_k is None else int(top_k),
+        "top_p": None if top_p is None else float(top_p),
         "seed": seed,
         "dtype": str(target.dtype).removeprefix("torch."),
     }
@@ -148,10 +151,9 @@ class _Decoder:
         with self.clock.stage("tree_build"):
             ids, log_probs = rank_rows(logits, max(RECORDED_RANKS, self._budget), vocab_size=self._target.vocab_size)
             ids, log_probs = ids.cpu(), log_probs.cpu()
-            width = self._mode.width
-            tree = best_first_from_ranking(
-                ids[:, :width], log_probs[:, :width], budget=self._budget, root_token=root_token
-            )
+            # A node beyond the context has no position: learned embeddings end there, and some rope scalings change.
+            offered = slice(self._target.context_length - past_length - 1), slice(self._mode.width)
+            tree = best_first_from_ranking(ids[offered], log_probs[offered], budget=self._budget, root_token=root_token)
         with self.clock.stage("verify"):
             output = self._target.verify(self._state, tree)
         with self.clock.stage("accept"):
@@ -185,11 +187,16 @@ class _Decoder:
 
 
 def _prompt_tokens(input_ids: Tensor | Sequence[int], target: Target) -> list[int]:
-    tokens = torch.as_tensor(input_ids)
+    wrong = f"input_ids must be token ids, [1, L] or a list of int, got {input_ids!r:.60}"
+    try:
+        tokens = torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(wrong) from None
     if tokens.ndim == 2 and tokens.shape[0] != 1:
         raise ValueError(f"input_ids must hold one prompt, [1, L] or a list of int, got shape {tuple(tokens.shape)}")
-    if tokens.ndim not in (1, 2) or (tokens.numel() and (tokens.is_floating_point() or tokens.dtype == torch.bool)):
-        raise TypeError(f"input_ids must be token ids, [1, L] or a list of int, got {input_ids!r:.60}")
+    inexact = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
+    if tokens.ndim not in (1, 2) or (tokens.numel() and inexact):
+        raise TypeError(wrong)
     prompt = tokens.flatten().tolist()
     if not prompt:
         raise ValueError("input_ids is empty; a prompt has at least one token")
@@ -199,3 +206,10 @@ def _prompt_tokens(input_ids: Tensor | Sequence[int], target: Target) -> list[in
             f"{target.context_length}"
         )
     return prompt
+
+
+def _checked_seed(seed: int) -> int:
+    seed = as_count("seed", seed)
+    if seed >= 2**64:
+        raise ValueError(f"seed must be below 2**64, got {seed}")
+    return seed

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-import torch
-
 from ddtree_lab.trace.replay import replay
 from ddtree_lab.types import Round, RunResult
 
@@ -174,21 +172,6 @@ def stage_milliseconds(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
         for stage, seconds in round_.stage_seconds.items():
             times.setdefault(stage, []).append(seconds * 1e3)
     return {stage: {"median": median(values), "total": math.fsum(values)} for stage, values in times.items()}
-
-
-def logit_tolerance(dtype: torch.dtype, num_layers: int, max_abs_logit: float) -> float:
-    """The largest top-1/top-2 logit gap that rounding alone may turn around between two orders of the same sums.
-
-    eps(dtype) * max_abs_logit * sqrt(num_layers): each layer rounds the residual stream once more, and independent
-    roundings grow with the square root of their number. In units of logits.
-    """
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating point dtype, got {dtype}")
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be >= 1, got {num_layers}")
-    if not (math.isfinite(max_abs_logit) and max_abs_logit >= 0):
-        raise ValueError(f"max_abs_logit must be finite and not negative, got {max_abs_logit}")
-    return torch.finfo(dtype).eps * max_abs_logit * math.sqrt(num_layers)
 
 
 def compare_tokens(result: RunResult, reference: RunResult, tolerance: float) -> Match | None:

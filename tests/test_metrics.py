@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 from samples import make_round, sample_run
 
 from ddtree_lab.metrics import (
@@ -16,7 +15,6 @@ from ddtree_lab.metrics import (
     compare_tokens,
     first_miss,
     linear_against_walk,
-    logit_tolerance,
     per_depth,
     per_depth_conditional,
     stage_milliseconds,
@@ -163,14 +161,6 @@ def test_stage_times_are_milliseconds():
 
 def test_histogram_has_an_entry_for_every_length():
     assert tokens_per_round([chain_round(2), chain_round(2), chain_round(0)]) == [0, 1, 0, 2]
-
-
-def test_tolerance_grows_with_coarser_numbers_and_more_layers():
-    assert logit_tolerance(torch.float32, 4, 10.0) == torch.finfo(torch.float32).eps * 20
-    assert logit_tolerance(torch.bfloat16, 4, 10.0) > 1000 * logit_tolerance(torch.float32, 4, 10.0)
-    for arguments in ((torch.int64, 4, 1.0), (torch.float32, 0, 1.0), (torch.float32, 4, math.nan)):
-        with pytest.raises(ValueError, match="must be"):
-            logit_tolerance(*arguments)
 
 
 def test_matches_are_identical_ties_or_diverged():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from scipy.stats import chisquare
 
 from ddtree_lab.accept import SamplingParams, filtered_log_probs, read_target, sample, walk
-from ddtree_lab.accept.sampling import rank_in_rows
+from ddtree_lab.accept.sampling import draw_tokens, rank_in_rows, view_target
 from ddtree_lab.tree import build_best_first, tree_from_edges
-from ddtree_lab.types import DraftTree
+from ddtree_lab.types import DraftTree, TargetView
 
 INF = float("inf")
 GREEDY = SamplingParams()
@@ -371,3 +372,88 @@ def test_parameters_out_of_range_are_named(field, value):
 def test_parameters_of_the_wrong_kind_are_named(field, value):
     with pytest.raises(TypeError, match=field):
         SamplingParams(**{field: value})
+
+
+# Drawing and viewing apart
+
+
+@pytest.mark.parametrize("params", [GREEDY, *PARAMS], ids=str)
+def test_drawing_then_viewing_is_the_whole_reading(params, random_logits):
+    tree = build_best_first(random_logits(3, 20), 15, root_token=3)
+    for seed in range(5):
+        logits = random_logits(len(tree), 20, seed=seed)
+        whole = read_target(logits, tree, params=params, generator=seeded(seed))
+        token_ids = draw_tokens(logits, params=params, generator=seeded(seed))
+        view = view_target(logits, tree, token_ids=token_ids, params=params)
+        assert torch.equal(token_ids, whole.token_ids)
+        for field in dataclasses.fields(TargetView):
+            assert torch.equal(getattr(view, field.name), getattr(whole, field.name)), field.name
+
+
+def test_a_draw_is_one_sample_of_the_filtered_distribution_and_no_more(random_logits):
+    params, logits = SamplingParams(0.7, top_k=9, top_p=0.9), random_logits(6, 300)
+    ours, theirs = seeded(7), seeded(7)
+    drawn = draw_tokens(logits, params=params, generator=ours)
+    assert torch.equal(drawn, sample(filtered_log_probs(logits, params), theirs))
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_a_draw_needs_no_tree_and_any_number_of_rows(random_logits):
+    for rows in (1, 2, 33):
+        logits = random_logits(rows, 50, seed=rows)
+        for params in (GREEDY, SamplingParams(1.0)):
+            drawn = draw_tokens(logits, params=params, generator=seeded())
+            assert (drawn.shape, drawn.dtype, drawn.device.type) == ((rows,), torch.int64, "cpu")
+        assert torch.equal(draw_tokens(logits, params=GREEDY), logits.argmax(-1))
+
+
+def test_the_argmax_uses_no_randomness(random_logits):
+    generator, logits = seeded(8), random_logits(4, 50)
+    before = generator.get_state()
+    assert torch.equal(draw_tokens(logits, params=GREEDY, generator=generator), draw_tokens(logits, params=GREEDY))
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_equal_maxima_are_drawn_as_the_smallest_id(dtype):
+    logits = torch.zeros(2, 49_152, dtype=dtype)
+    logits[0, [9_000, 5, 40_000]] = 3.0
+    assert draw_tokens(logits, params=GREEDY).tolist() == [5, 0]
+
+
+def test_viewing_reads_the_tokens_given_and_draws_none(random_logits):
+    tree = build_best_first(random_logits(3, 12), 8, root_token=3)
+    logits, params = random_logits(len(tree), 12, seed=1), SamplingParams(0.8)
+    log_probs = filtered_log_probs(logits, params)
+    views = []
+    for shift in (0, 5):
+        token_ids = (torch.arange(len(tree)) + shift) % 12
+        views.append(view_target(logits, tree, token_ids=token_ids, params=params))
+        assert torch.equal(views[-1].token_ids, token_ids)
+        assert torch.equal(views[-1].log_probs, log_probs[torch.arange(len(tree)), token_ids])
+    for name in ("gaps", "node_log_probs", "node_ranks"):
+        assert torch.equal(getattr(views[0], name), getattr(views[1], name))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(1.0)], ids=str)
+def test_wrong_logits_are_named_by_the_draw_and_by_the_view(params):
+    tree = tree_from_edges([(0, 1)], [0, 1])
+    for value in (float("nan"), INF):
+        logits = torch.zeros(2, 200)
+        logits[1, 150] = value
+        with pytest.raises(ValueError, match="row 1 is no distribution"):
+            draw_tokens(logits, params=params, generator=seeded())
+        with pytest.raises(ValueError, match="row 1 is no distribution"):
+            view_target(logits, tree, token_ids=torch.zeros(2, dtype=torch.int64), params=params)
+    for shape in ((5,), (1, 2, 5), (2, 0)):
+        with pytest.raises(ValueError, match="logits must be"):
+            draw_tokens(torch.zeros(shape), params=params, generator=seeded())
+    with pytest.raises(ValueError, match="N = 2 nodes"):
+        view_target(torch.zeros(3, 5), tree, token_ids=torch.zeros(3, dtype=torch.int64), params=params)
+    with pytest.raises(ValueError, match="node 1: token 1 is outside the target's 1 tokens"):
+        view_target(torch.zeros(2, 1), tree, token_ids=torch.zeros(2, dtype=torch.int64), params=params)
+
+
+def test_a_draw_above_temperature_0_needs_a_generator():
+    with pytest.raises(ValueError, match=r"generator is needed at temperature 0\.5"):
+        draw_tokens(torch.zeros(1, 5), params=SamplingParams(0.5))

@@ -135,7 +135,7 @@ def view_target(logits: Tensor, tree: DraftTree, *, token_ids: Tensor, params: S
 def read_target(
     logits: Tensor, tree: DraftTree, *, params: SamplingParams, generator: torch.Generator | None = None
 ) -> TargetView:
-    """``draw_tokens`` and ``view_target`` in one: the target's token after every node of the tree, and what it thought."""
+    """``draw_tokens`` and ``view_target`` in one."""
     token_ids = draw_tokens(logits, params=params, generator=generator)
     return view_target(logits, tree, token_ids=token_ids, params=params)
 
