@@ -193,7 +193,7 @@ def _budgets(text: str) -> tuple[int, ...]:
 
 
 def _modes(text: str) -> tuple[str, ...]:
-    from ddtree_lab.trace.schema import MODES
+    from ddtree_lab.types import MODES
 
     modes = MODES if text == "all" else tuple(text.split(","))
     for mode in modes:

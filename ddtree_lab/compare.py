@@ -19,9 +19,8 @@ from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, summa
 from ddtree_lab.progress import progress_bar
 from ddtree_lab.prompts import Prompt, to_input_ids
 from ddtree_lab.rounding import measure_tolerance
-from ddtree_lab.trace.schema import MODES
 from ddtree_lab.trace.store import save_trace, write_atomically
-from ddtree_lab.types import RunResult
+from ddtree_lab.types import MODES, RunResult
 
 if TYPE_CHECKING:
     from ddtree_lab.draft.protocol import Drafter
@@ -111,7 +110,7 @@ def run_comparison(
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device.type),
         "modes": [mode for mode in MODES if mode in modes],
-        "budgets": [setting.budget for setting in settings if setting.mode == TREE_MODES[-1]] or list(budgets),
+        "budgets": sorted(set(budgets)),
         "block_size": drafter.block_size,
         "prompts": len(prompts),
         "max_new_tokens": max_new_tokens,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+MODES = ("ar", "chain", "eagle_linear", "tree_walk")  # plain decoding, a chain, two verifications of a tree
+
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
@@ -43,6 +45,16 @@ class DraftTree:
             return NotImplemented
         names = ("token_ids", "parents", "depths", "ranks", "log_probs")
         return all(torch.equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def __repr__(self) -> str:
+        root, depth = int(self.token_ids[0]), int(self.depths.max())
+        return f"DraftTree({self.budget_used} drafted nodes, {depth} deep, root {root})"
+
+    def _repr_html_(self) -> str:
+        """The tree as a picture with token ids; ``ddtree_lab.viz.show_tree`` shows texts."""
+        from ddtree_lab.viz.picture import show_tree  # pictures are made of the types here
+
+        return show_tree(self)._repr_html_()
 
     @property
     def budget_used(self) -> int:
@@ -103,7 +115,19 @@ class Round:
     target: TargetView
     acceptance: Acceptance
     emitted: tuple[int, ...]  # tokens kept: the path's, then the bonus, cut at a stop token or the length cap
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # draft, tree_build, verify, accept, commit, record
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # draft, tree_build, verify, accept, commit, ...
+
+    def __repr__(self) -> str:
+        return (
+            f"Round(past {self.past_length}, {self.tree!r}, {self.acceptance.num_accepted} accepted, "
+            f"{len(self.emitted)} emitted)"
+        )
+
+    def _repr_html_(self) -> str:
+        """The tree and both verdicts as a picture with token ids; ``ddtree_lab.viz.show_round`` shows texts."""
+        from ddtree_lab.viz.picture import show_round
+
+        return show_round(self)._repr_html_()
 
     @property
     def root_token(self) -> int:
@@ -126,3 +150,15 @@ class RunResult:
     stop_reason: str  # "stop" or "length"
     stats: Mapping[str, object]  # ddtree_lab.metrics.summarise_rounds, plus the times of the run
     meta: Mapping[str, object] = field(default_factory=dict)  # target, drafter, budget, temperature, seed, dtype, label
+
+    def __repr__(self) -> str:
+        return (
+            f"RunResult({self.mode}, {len(self.output_ids)} tokens in {len(self.rounds)} rounds, "
+            f"stop reason {self.stop_reason!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The row of ``ddtree_lab.viz.run_table``."""
+        from ddtree_lab.viz.tables import run_table
+
+        return run_table([self])._repr_html_()

@@ -26,8 +26,7 @@ from ddtree_lab.compare import (
 from ddtree_lab.draft.toy import ToyDrafter
 from ddtree_lab.prompts import Prompt, read_prompts, to_input_ids
 from ddtree_lab.trace import load_trace
-from ddtree_lab.trace.schema import MODES
-from ddtree_lab.types import RunResult
+from ddtree_lab.types import MODES, RunResult
 
 SETTINGS = [
     Setting("ar", None),

@@ -15,6 +15,7 @@ from test_dflash import config_fields, random_drafter_model
 from test_sampling import naive_filter
 from transformers import GPT2Config, LlamaConfig
 
+from ddtree_lab import decode, types
 from ddtree_lab.accept import SamplingParams, walk
 from ddtree_lab.accept.sampling import draw_tokens
 from ddtree_lab.decode import RECORDED_RANKS, generate
@@ -1088,3 +1089,7 @@ def test_sampled_rounds_end_at_every_depth(letters):
         )
         rounds += result.rounds
     assert {round_.acceptance.num_accepted for round_ in rounds} == {0, 1, 2}
+
+
+def test_the_loop_has_every_mode():
+    assert tuple(decode.MODES) == types.MODES

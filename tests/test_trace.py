@@ -22,7 +22,7 @@ from ddtree_lab.trace import load_trace, prune, replay, save_trace
 from ddtree_lab.trace.schema import ARRAYS, arrays_of, scalars_of
 from ddtree_lab.trace.text import describe_round, describe_run
 from ddtree_lab.tree import build_best_first
-from ddtree_lab.types import Round, RunResult
+from ddtree_lab.types import Acceptance, Round, RunResult
 
 SUFFIXES = (".safetensors", ".jsonl")
 
@@ -261,7 +261,7 @@ def test_a_path_that_leaves_the_tree_or_the_target_is_refused(tmp_path, suffix):
 def test_rounds_that_do_not_follow_one_another_are_refused(tmp_path):
     result = sample_run()
     for rounds in (result.rounds[1:], result.rounds[:-1], result.rounds[::-1]):
-        with pytest.raises(ValueError, match=r"past_length must be|prefill and rounds emit|differ from output_ids"):
+        with pytest.raises(ValueError, match=r"past_length must be|prefill and rounds emit|differ from output_ids|emitted is cut"):
             save_trace(replace(result, rounds=rounds), tmp_path / "run.jsonl")
 
 
@@ -359,3 +359,16 @@ def test_text_of_a_round_shows_every_node_once_and_stars_the_path():
     lines = describe_round(round_).splitlines()[1 : 1 + len(round_.tree)]
     assert sorted(int(line[1:5]) for line in lines) == list(range(len(round_.tree)))
     assert {int(line[1:5]) for line in lines if line[0] == "*"} == set(round_.acceptance.path)
+
+
+def test_a_path_that_stops_early_is_refused(tmp_path):
+    result = sample_run()
+    index = next(i for i, round_ in enumerate(result.rounds) if round_.acceptance.num_accepted)
+    round_ = result.rounds[index]
+    node = round_.acceptance.path[0]
+    short = replace(
+        round_, acceptance=Acceptance((0,), int(round_.target.token_ids[node])), emitted=round_.emitted[:1]
+    )
+    broken = replace(result, rounds=[*result.rounds[:index], short])
+    with pytest.raises(ValueError, match="path must be"):
+        save_trace(broken, tmp_path / "run.jsonl")

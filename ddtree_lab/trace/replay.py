@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddtree_lab.accept import verify_linear, walk
+from ddtree_lab.tree.validate import as_count
 from ddtree_lab.types import Acceptance, DraftTree, Round
 
 VERIFICATIONS = ("tree_walk", "eagle_linear")
@@ -14,11 +16,7 @@ def prune(round_or_tree: Round | DraftTree, budget: int) -> DraftTree:
     A budget beyond the tree gives the whole tree. Raises TypeError or ValueError for a budget that is not an int >= 0.
     """
     tree = round_or_tree.tree if isinstance(round_or_tree, Round) else round_or_tree
-    if isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"budget must be an int, got {budget!r}")
-    if budget < 0:
-        raise ValueError(f"budget must be >= 0, got {budget}")
-    kept = slice(0, budget + 1)
+    kept = slice(0, as_count("budget", budget) + 1)
     return DraftTree(
         token_ids=tree.token_ids[kept],
         parents=tree.parents[kept],
@@ -33,8 +31,6 @@ def replay(round_: Round, *, budget: int | None = None, verify: str = "tree_walk
 
     Uses the recorded target token of each node, at temperature > 0 the recorded draw.
     """
-    from ddtree_lab.accept import verify_linear, walk
-
     if verify not in VERIFICATIONS:
         raise ValueError(f"verify must be one of {', '.join(VERIFICATIONS)}, got {verify!r}")
     tree = round_.tree if budget is None else prune(round_, budget)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ddtree_lab.types import Acceptance, DraftTree, Round, RunResult, TargetView
+from ddtree_lab.trace.replay import replay
+from ddtree_lab.types import MODES, Acceptance, DraftTree, Round, RunResult, TargetView
 
 FORMAT = "ddtree-trace"
 VERSION = 1
-MODES = ("ar", "chain", "eagle_linear", "tree_walk")
 STOP_REASONS = ("stop", "length")
 MAX_JSON_DEPTH = 32
 
@@ -122,8 +122,8 @@ def round_from(arrays: Mapping[str, Tensor], scalars: RoundScalars, stage_second
 def check_result(result: RunResult) -> None:
     """Raise ValueError naming the round and the field unless the run is whole and agrees with itself.
 
-    Beyond shapes and finite values: each path is a root path whose tokens are the target's, the bonus token is the
-    target's after it, the emitted tokens are the path's and the bonus, and the rounds add up to ``output_ids``.
+    Beyond shapes and finite values: each acceptance is the mode's verdict on the recorded target tokens, the emitted
+    tokens are the path's and the bonus, cut in the last round alone, and the rounds add up to ``output_ids``.
     """
     if result.mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {result.mode!r:.40}")
@@ -138,7 +138,8 @@ def check_result(result: RunResult) -> None:
     for index, round_ in enumerate(result.rounds):
         try:
             _check_round(round_)
-            _check_place(round_, result, position)
+            _check_verdict(round_, result.mode)
+            _check_place(round_, result, position, last=index == len(result.rounds) - 1)
         except ValueError as error:
             raise ValueError(f"round {index}: {error}") from None
         position += len(round_.emitted)
@@ -219,7 +220,16 @@ def _check_acceptance(round_: Round) -> None:
         raise ValueError("emitted must be the path's tokens and the bonus, cut at most at the end")
 
 
-def _check_place(round_: Round, result: RunResult, position: int) -> None:
+def _check_verdict(round_: Round, mode: str) -> None:
+    verify = "eagle_linear" if mode == "eagle_linear" else "tree_walk"
+    expected = replay(round_, verify=verify)
+    if round_.acceptance != expected:
+        raise ValueError(f"path must be {list(expected.path)} as {verify} has it, got {list(round_.acceptance.path)}")
+
+
+def _check_place(round_: Round, result: RunResult, position: int, *, last: bool) -> None:
+    if not last and len(round_.emitted) != round_.acceptance.acceptance_length:
+        raise ValueError("emitted is cut; only the last round's may be")
     expected = len(result.prompt_ids) + position
     if round_.past_length != expected:
         raise ValueError(f"past_length must be {expected}, got {round_.past_length}")
