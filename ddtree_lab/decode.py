@@ -79,6 +79,8 @@ def generate(
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if drafter is None and MODES[mode].width != 0:
         raise ValueError(f"drafter is None; mode {mode!r} needs one")
+    if drafter is not None and drafter.target not in (None, target):
+        raise ValueError(f"drafter {drafter.name} was loaded for another target than {target.name}")
     prompt = _prompt_tokens(input_ids, target)
     params = SamplingParams(temperature, top_k, top_p)
     cap = min(as_count("max_new_tokens", max_new_tokens), target.context_length - len(prompt))

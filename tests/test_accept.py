@@ -140,13 +140,24 @@ def test_token_zero_can_be_accepted():
     assert verify_linear(tree, [0, 0, 0]).num_accepted == 2
 
 
-def test_padding_a_mask_adds_no_node_to_the_walk():
+def test_padded_nodes_change_no_verdict():
     tree = build_best_first(torch.tensor([[5.0, 1.0], [5.0, 1.0]]), 4, root_token=0)
-    targets = [0, 0, 0, 0, 0]
-    assert pad_mask(ancestor_mask(tree), 8).shape == (8, 8)
-    assert max(walk(tree, targets).path) < 5
+    generator = torch.Generator().manual_seed(0)
+    embedding, head = torch.randn(2, 6, generator=generator), torch.randn(6, 2, generator=generator)
+
+    def target_ids(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = embedding[tokens]
+        weights = (x @ x.T).masked_fill(~mask, -torch.inf).softmax(-1)
+        return (weights @ x @ head).argmax(-1)
+
+    mask = ancestor_mask(tree)
+    alone = target_ids(tree.token_ids, mask)
+    for filler in (0, 1):
+        padded = torch.cat([tree.token_ids, torch.full((3,), filler)])
+        answers = target_ids(padded, pad_mask(mask, 8))
+        assert walk(tree, answers[: len(tree)]) == walk(tree, alone)
     with pytest.raises(ValueError, match="target_ids"):
-        walk(tree, [*targets, 0, 0, 0])
+        walk(tree, answers)
 
 
 @pytest.mark.parametrize("verify", [walk, verify_linear])

@@ -947,7 +947,7 @@ class Remembering(Proxy):
 class TableDrafter:
     """The same distributions at every place: unlike the target's, so that rounds end at every depth."""
 
-    name, label, block_size, horizon, target_layer_ids = "table", "toy", 3, 2, ()
+    name, label, target, block_size, horizon, target_layer_ids = "table", "toy", None, 3, 2, ()
     table = torch.tensor([[2.0, 0, 0, 1.5, 0, 0, 1, 0], [0.0, 1, 0, 0, 2, 0, 0, 1.5]])
 
     def new_state(self):

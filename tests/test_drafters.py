@@ -38,6 +38,11 @@ def test_logits_are_finite_and_build_a_full_tree(drafter):
 
 
 @pytest.mark.parametrize("drafter", drafters(), ids=lambda drafter: drafter.name)
+def test_a_drafter_without_borrowed_weights_serves_any_target(drafter):
+    assert drafter.target is None
+
+
+@pytest.mark.parametrize("drafter", drafters(), ids=lambda drafter: drafter.name)
 def test_a_context_in_pieces_is_the_same_context_and_drafting_leaves_no_trace(drafter):
     whole = observed(drafter, [1, 2, 3, 1, 2])
     drafter.observe(whole, torch.tensor([3, 1]), torch.empty(2, 0))

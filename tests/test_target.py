@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
+import logging
+import resource
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ddtree_lab.target.cache import TreeCache
 from ddtree_lab.target.dense import DenseTarget, attention_windows
@@ -18,21 +24,22 @@ SLIDING = ("tiny-sliding", "mistral", "all-sliding")  # every window is 8
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # float32; a wrong mask or position moves logits by more than 0.1
 
 
+SHAPE_FIELDS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "max_position_embeddings initializer_range bos_token_id eos_token_id pad_token_id"
+)
+SHAPE = {name: getattr(preset_config("tiny-dense"), name) for name in SHAPE_FIELDS.split()}
+
+
 def config_of(kind):
     from transformers import MistralConfig, Qwen2Config
 
     if kind in PRESETS:
         return preset_config(kind)
-    shape = preset_config("tiny-dense").to_dict()
-    names = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "max_position_embeddings initializer_range bos_token_id eos_token_id pad_token_id"
-    )
-    shape = {name: shape[name] for name in names.split()}
     if kind == "mistral":
-        return MistralConfig(**shape, sliding_window=8)
+        return MistralConfig(**SHAPE, sliding_window=8)
     if kind == "qwen2":
-        return Qwen2Config(**shape)
+        return Qwen2Config(**SHAPE)
     config = preset_config("tiny-sliding")
     config.layer_types = ["sliding_attention"] * config.num_hidden_layers
     return config
@@ -218,6 +225,23 @@ def test_compaction_equals_an_out_of_place_gather(path):
         assert torch.equal(buffer[:, :, : cache.length], gathered)
 
 
+def test_a_cache_grows_by_what_was_written_and_shrinks_by_what_is_kept():
+    cache = TreeCache()
+    with pytest.raises(ValueError, match="rows must be from 0 to 0"):
+        cache.append(1)
+    cache.update(torch.zeros(1, 2, 6, 4), torch.zeros(1, 2, 6, 4), 0)
+    cache.append(6)
+    assert cache.length == 6
+    for rows in (-1, 251):
+        with pytest.raises(ValueError, match=f"rows must be from 0 to 250, .* got {rows}"):
+            cache.append(rows)
+    for length in (-1, 7):
+        with pytest.raises(ValueError, match=f"length must be from 0 to the 6 committed rows, got {length}"):
+            cache.crop(length)
+    cache.crop(2)
+    assert cache.length == 2
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_prefill_in_chunks_equals_one_plain_forward(targets, kind):
     target, prompt = targets[kind], tokens(23, torch.Generator().manual_seed(1))
@@ -344,6 +368,52 @@ def test_architectures_that_are_not_dense_are_named_and_refused():
         DenseTarget(BloomForCausalLM(bloom), name="bloom")
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("GraniteConfig", {"embedding_multiplier": 12.0}, "'granite' changes its embeddings before its first layer"),
+        ("GraniteConfig", {"logits_scaling": 4.0}, "'granite' scales or caps the logits of its head"),
+        ("CohereConfig", {"logit_scale": 0.0625}, "'cohere' scales or caps the logits of its head"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_whose_head_or_embedding_is_not_theirs_alone_are_refused(kind, options, message, dtype):
+    import transformers
+
+    config = getattr(transformers, kind)(**SHAPE, **options)
+    with pytest.raises(ValueError, match=message) as caught:
+        DenseTarget(random_model(config, dtype=dtype), name=kind)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_caps_its_logits_is_refused():
+    model = random_model(preset_config("tiny-dense"))
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def capped(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = 30 * torch.tanh(output.logits / 30)
+        return output
+
+    model.forward = capped
+    with pytest.raises(ValueError, match="'llama' scales or caps the logits of its head"):
+        DenseTarget(model, name="capped")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["GraniteConfig", "GemmaConfig", "GPT2Config"])
+def test_neutral_factors_scaled_tables_and_learned_positions_are_no_reason_to_refuse(kind, dtype):
+    import transformers
+
+    if kind == "GPT2Config":
+        ends = {"bos_token_id": None, "eos_token_id": None}
+        config = transformers.GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=2, n_positions=64, **ends)
+    else:
+        config = getattr(transformers, kind)(**SHAPE)
+    assert DenseTarget(random_model(config, dtype=dtype), name=kind).vocab_size == 256
+
+
 def test_presets_are_seeded_and_leave_the_global_random_state_alone():
     torch.manual_seed(123)
     expected = torch.rand(3)
@@ -400,6 +470,101 @@ def test_names_that_cannot_be_loaded_raise_one_clear_line(tmp_path, monkeypatch)
         ({"dtype": torch.int64}, "got torch.int64"),
         ({"device": "gpu"}, "device must be 'auto', 'cpu'"),
         ({"device": "cuda:97"}, "device 'cuda:97' is not there"),
+        ({"device": "mps"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<index>', got 'mps'"),
+        ({"device": torch.device("meta")}, "got 'meta'"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             load_target("random:tiny-dense", **options)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("count", "device"), [(0, "cuda"), (0, "cuda:0"), (2, "cuda:7")])
+def test_a_gpu_that_is_not_there_is_one_line(count, device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ValueError, match=f"device '{device}' is not there: {count} CUDA devices are available"):
+        load_target("random:tiny-dense", device=device)
+
+
+@pytest.fixture
+def saved(tmp_path, targets):
+    targets["tiny-dense"].model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+MISFITS = {
+    "missing": (lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"), "lacks model.layers.1.mlp.up_proj"),
+    "another shape": (
+        lambda weights: weights.update({"model.norm.weight": torch.ones(32)}),
+        r"model.norm.weight has shape \[32\], config.json says \[64\]",
+    ),
+    "unknown": (lambda weights: weights.update({"model.extra.weight": torch.ones(8)}), "unknown weight model.extra"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MISFITS.values(), ids=MISFITS.keys())
+def test_weights_that_do_not_fit_are_one_line_that_names_one(change, message, saved, caplog):
+    weights = load_file(saved / "model.safetensors")
+    change(weights)
+    save_file(weights, saved / "model.safetensors", metadata={"format": "pt"})
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(ValueError, match=message) as caught:
+            load_target(str(saved))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "\n" not in str(caught.value) and "LOAD REPORT" not in caplog.text
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    config = preset_config("tiny-dense")
+    config.tie_word_embeddings = True
+    random_model(config).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    target = load_target(str(tmp_path))
+    assert target.model.lm_head.weight is target.model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 10**9}, "config.json asks for [0-9]+ parameters, the weights have [0-9]+"),
+        ({"vocab_size": 10**9}, "config.json asks for"),
+        ({"intermediate_size": 10**9, "quantization_config": {"quant_method": "awq"}}, "cannot load target"),
+        ({"hidden_size": 10**12, "intermediate_size": 10**12}, "cannot load target"),
+        ({"hidden_size": 10**30}, "cannot load target"),
+        ({"num_hidden_layers": 10**9}, "config.json says num_hidden_layers 1000000000, the weights are 39 tensors"),
+        ({"text_config": {"num_hidden_layers": 10**9}}, "config.json says num_hidden_layers"),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_allocated(changes, message, saved):
+    fields = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**fields, **changes}))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=message) as caught:
+        load_target(str(saved))
+    assert "\n" not in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_loading_draws_bars_on_a_terminal_only_and_lets_warnings_through(on_terminal, saved, monkeypatch):
+    from transformers.utils import logging as switches
+
+    class Screen(io.StringIO):
+        def isatty(self):
+            return on_terminal
+
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    build = DenseTarget.__init__
+
+    def warn(*args, **kwargs):
+        print("heed this", file=sys.stderr)
+        build(*args, **kwargs)
+
+    monkeypatch.setattr(DenseTarget, "__init__", warn)
+    load_target(str(saved))
+    assert ("Loading weights" in screen.getvalue()) == on_terminal
+    assert "heed this" in screen.getvalue()
+    assert switches.is_progress_bar_enabled()

@@ -19,8 +19,8 @@ from ddtree_lab.metrics import linear_against_walk
 from ddtree_lab.types import DraftTree, Round, RunResult, TargetView
 from ddtree_lab.viz import layout_tree, render_report, round_svg, tree_svg, visible
 from ddtree_lab.viz.report import MAX_LOSSES, MAX_PROMPTS
-from ddtree_lab.viz.svg import view_round
 from ddtree_lab.viz.tokens import escape, label, script_json
+from ddtree_lab.viz.verdicts import view_round
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -134,7 +134,8 @@ def summary_of(**extra: object) -> dict[str, object]:
         "identical_to_ar": 2,
         "ties": 0,
         "diverged": 0,
-        "per_depth": [{"depth": 1, "of_all": 0.8, "conditional": 0.8}, {"depth": 2, "of_all": 0.4, "conditional": 0.5}],
+        "per_depth": [0.8, 0.4],
+        "per_depth_conditional": [0.8, 0.5],
     }
     return {"modes": {"ar": {"tokens": 39, "tokens_per_second": 23.7}, "tree_walk": figures}, **extra}
 
@@ -399,14 +400,8 @@ def test_report_links_lost_rounds_to_their_trees() -> None:
     assert ">7<" in page
 
 
-@pytest.mark.parametrize(
-    "figures",
-    [
-        {"per_depth": [0.8, 0.4], "per_depth_conditional": [0.8, 0.5]},
-        {"per_depth": [{"depth": 1, "of_all": 0.8, "conditional": 0.8}, {"of_all": 0.4, "conditional": 0.5}]},
-    ],
-)
-def test_report_takes_either_form_of_per_depth(figures: dict[str, object]) -> None:
+def test_report_shows_acceptance_per_depth() -> None:
+    figures = {"per_depth": [0.8, 0.4], "per_depth_conditional": [0.8, 0.5]}
     text = Page(render_report({"modes": {"chain": figures}}, [], str)).text
     assert "80.0% (80.0%)" in text and "40.0% (50.0%)" in text
 

@@ -7,9 +7,6 @@ of what a drafter borrows or derives (``IGNORED``); those are never read, the ta
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from ddtree_lab.draft.dflash_model import SIZES, DFlashConfig, DFlashModel
+from ddtree_lab.files import replacing
 
 IGNORED = ("rotary_emb.inv_freq", "embed_tokens.weight", "lm_head.weight")
 OTHER_FIELDS = (
@@ -43,8 +41,11 @@ def load_model(folder: str | Path) -> DFlashModel:
     folder = Path(folder)
     config = DFlashConfig.from_folder(folder)
     weights = _read_weights(folder)
-    with torch.device("meta"):
-        model = DFlashModel(config)
+    try:
+        with torch.device("meta"):
+            model = DFlashModel(config)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise ValueError(f"drafter {folder}: config.json asks for weights of an impossible size") from error
     expected = model.state_dict()
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())
@@ -74,7 +75,7 @@ def save_drafter(
     folder.mkdir(parents=True, exist_ok=True)
     weights = {key: value.detach().to("cpu", dtype).contiguous() for key, value in model.state_dict().items()}
     config = json.dumps(_config_fields(model.config, num_target_layers, dtype), indent=2) + "\n"
-    with _replacing(folder / "model.safetensors") as weights_file, _replacing(folder / "config.json") as config_file:
+    with replacing(folder / "model.safetensors") as weights_file, replacing(folder / "config.json") as config_file:
         try:
             save_file(weights, weights_file, metadata={"format": "pt"})
         except SafetensorError as error:
@@ -119,14 +120,3 @@ def _config_fields(config: DFlashConfig, num_target_layers: int, dtype: torch.dt
         "block_size": config.block_size,
         "dflash_config": dflash,
     }
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place at the end, and is removed after an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

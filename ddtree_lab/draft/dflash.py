@@ -1,7 +1,8 @@
 """The DFlash drafter: committed tokens and the target's hidden states in, logits for a whole block out.
 
-It keeps the keys and values of the context in a cache of its own. A block's keys and values are written behind the
-context and left there to be overwritten, so nothing of a rejected draft survives its round.
+It keeps the keys and values of the context in a cache of its own, from round to round. A block's keys and values are
+written behind the context and overwritten by what is observed next: that crops the cache to the committed tokens in
+every round, without a step of its own.
 """
 
 from __future__ import annotations
@@ -41,15 +42,9 @@ class DFlashState:
                 new[:, :, : self.length] = old[:, :, : self.length]
                 buffers[layer] = new
 
-    def crop(self, length: int) -> None:
-        """Forget the context beyond its first ``length`` rows."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"length is {length}; it must be between 0 and {self.length}")
-        self.length = length
-
 
 class DFlashDrafter:
-    """A DFlash network beside the target whose embedding and head it borrows."""
+    """A DFlash network beside ``target``, whose embedding and head it borrows: it drafts for no other."""
 
     label = None
 
@@ -77,7 +72,7 @@ class DFlashDrafter:
         self.block_size = config.block_size
         self.target_layer_ids = config.target_layer_ids
         self.model = model.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
-        self._target = target
+        self.target = target
 
     @property
     def horizon(self) -> int:
@@ -95,7 +90,7 @@ class DFlashDrafter:
     def new_state(self, *, position_offset: int = 0) -> DFlashState:
         """An empty context whose first token stands at position ``position_offset``."""
         return DFlashState(
-            self.config, device=self._target.device, dtype=self._target.dtype, position_offset=position_offset
+            self.config, device=self.target.device, dtype=self.target.dtype, position_offset=position_offset
         )
 
     @torch.inference_mode()
@@ -109,7 +104,7 @@ class DFlashDrafter:
             )
         state.reserve(rows)
         start, end = state.length, state.length + rows
-        context = self.model.context(hidden.to(self._target.dtype)[None])
+        context = self.model.context(hidden.to(self.target.dtype)[None])
         cos, sin = self._rotary(context, state.position_offset + start, rows)
         for layer, keys, values in zip(self.model.layers, state.keys, state.values, strict=True):
             keys[:, :, start:end], values[:, :, start:end] = layer.self_attn.keys_values(context, cos, sin)
@@ -118,13 +113,13 @@ class DFlashDrafter:
     @torch.inference_mode()
     def draft(self, state: DFlashState, root_token: int) -> Tensor:
         """Logits [D, V] from the block [root, mask x D]: row d is for the token d + 1 after the root."""
-        ids = torch.full((self.block_size,), self.config.mask_token_id, device=self._target.device)
+        ids = torch.full((self.block_size,), self.config.mask_token_id, device=self.target.device)
         ids[0] = root_token
         if self.horizon == 0:
-            return self._target.lm_head(self._target.embed(ids[:0]))
+            return self.target.lm_head(self.target.embed(ids[:0]))
         state.reserve(0)
         start, end = state.length, state.length + self.block_size
-        block = self._target.embed(ids)[None]
+        block = self.target.embed(ids)[None]
         cos, sin = self._rotary(block, state.position_offset + start, self.block_size)
         for index, (layer, keys, values) in enumerate(zip(self.model.layers, state.keys, state.values, strict=True)):
             normed = layer.input_layernorm(block)
@@ -135,7 +130,7 @@ class DFlashDrafter:
                 attention.queries(normed, cos, sin), keys[:, :, first:end], values[:, :, first:end], mask
             )
             block = layer.feed_forward(block + attended)
-        return self._target.lm_head(self.model.norm(block[0, 1:]))
+        return self.target.lm_head(self.model.norm(block[0, 1:]))
 
     def _rotary(self, x: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
         return self.model.rotary_emb(x, torch.arange(first, first + count, device=x.device)[None])
@@ -146,5 +141,5 @@ class DFlashDrafter:
         if not self.config.is_causal(layer) and (window is None or end <= window):
             return 0, None
         first = 0 if window is None else max(0, start - window + 1)
-        rows = torch.arange(first, end, device=self._target.device)
+        rows = torch.arange(first, end, device=self.target.device)
         return first, self.config.visible(layer, rows[start - first :, None] - rows)

@@ -33,6 +33,7 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )
+MOST = {"num_hidden_layers": 1024, "block_size": 1024}  # what no weight's shape bounds, far above any published drafter
 
 
 def _is_count(value: object) -> bool:
@@ -72,6 +73,9 @@ class DFlashConfig:
         for key in SIZES:
             if not _is_count(fields.get(key)):
                 raise ValueError(f"drafter config: {key} is {fields.get(key)!r}; it must be an integer of at least 1")
+        for key, value in (("num_hidden_layers", fields["num_hidden_layers"]), ("block_size", block_size)):
+            if value > MOST[key]:
+                raise ValueError(f"drafter config: {key} is {value}; it must be at most {MOST[key]}")
         heads, groups = fields["num_attention_heads"], fields["num_key_value_heads"]
         if heads % groups:
             raise ValueError(

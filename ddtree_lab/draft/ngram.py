@@ -31,6 +31,7 @@ class NGramDrafter:
     name = "ngram"
     label = None
     target_layer_ids: tuple[int, ...] = ()
+    target: None = None
 
     def __init__(self, vocab_size: int, block_size: int = 8, *, n: int = 3) -> None:
         for name, value in (("vocab_size", vocab_size), ("block_size", block_size), ("n", n)):

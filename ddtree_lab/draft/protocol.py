@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ddtree_lab.target.protocol import Target
+
 
 class Drafter(Protocol):
     """Proposes the next D = block_size - 1 tokens as D independent distributions, whatever the tree's budget."""
@@ -14,6 +16,7 @@ class Drafter(Protocol):
     block_size: int
     target_layer_ids: tuple[int, ...]  # blocks whose hidden states ``observe`` wants; empty for none
     label: str | None  # None for a real drafter; a word shown beside every figure otherwise ("replay", "toy")
+    target: Target | None  # the one target it drafts for, whose weights it borrows; None if it serves any
 
     @property
     def horizon(self) -> int:

@@ -31,6 +31,7 @@ class ReplayDrafter:
     name = "replay"
     label = "replay"
     target_layer_ids: tuple[int, ...] = ()
+    target: None = None
 
     def __init__(
         self,

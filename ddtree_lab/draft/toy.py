@@ -29,6 +29,7 @@ class ToyDrafter:
     name = "toy"
     label = "toy"
     target_layer_ids: tuple[int, ...] = ()
+    target: None = None
 
     def __init__(self, vocab_size: int, block_size: int = 8, *, seed: int = 0) -> None:
         if vocab_size < 1:

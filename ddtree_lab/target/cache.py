@@ -60,8 +60,17 @@ class TreeCache:
                 buffer[:, :, base + stay : base + len(path)] = buffer.index_select(2, source)
         self.length = base + len(path)
 
+    def append(self, rows: int) -> None:
+        """Commit the first ``rows`` of the forward that ran last."""
+        room = self.keys[0].shape[2] - self.length if self.keys else 0
+        if not 0 <= rows <= room:
+            raise ValueError(f"rows must be from 0 to {room}, the room behind the committed ones, got {rows}")
+        self.length += rows
+
     def crop(self, length: int) -> None:
         """Keep the first ``length`` committed rows."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length must be from 0 to the {self.length} committed rows, got {length}")
         self.length = length
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

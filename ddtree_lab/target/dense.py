@@ -41,7 +41,8 @@ class DenseTarget:
     """A dense causal language model of transformers behind ``ddtree_lab.target.protocol.Target``.
 
     ``model`` is a loaded ``...ForCausalLM`` with attn_implementation "sdpa". Raises ValueError naming the model type
-    for a model whose layers are not all full or sliding attention, or which cannot take a tree.
+    for a model whose layers are not all full or sliding attention, or which cannot take a tree, and for one that scales
+    or caps its embeddings or logits: ``embed`` and ``lm_head`` would not be what it computes. One forward finds out.
 
     For code that runs the model in its own way: ``model``, ``windows`` (``attention_windows`` of it) and
     ``cache_argument`` (the keyword under which its forward takes the KV cache).
@@ -63,6 +64,7 @@ class DenseTarget:
         self.num_layers: int = self.config.num_hidden_layers
         self.context_length: int = self.config.max_position_embeddings
         self.stop_token_ids = _stop_token_ids(model)
+        self._check_embeddings_and_head()
 
     def new_state(self, layer_ids: Sequence[int] = ()) -> DenseState:
         """An empty state whose forwards hand out the hidden states of ``layer_ids``.
@@ -91,7 +93,7 @@ class DenseTarget:
 
         mask = self._mask(visible, causal=past == 0 or n == 1, total=past + n)
         output = self._forward(state, token_ids, torch.arange(past, past + n), mask, last_only=True)
-        state.cache.crop(past + n)
+        state.cache.append(n)
         return output
 
     def verify(self, state: DenseState, tree: DraftTree) -> TargetOutput:
@@ -140,6 +142,27 @@ class DenseTarget:
     def lm_head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of final hidden states [..., hidden_size] (already normed); gradients flow to ``hidden``."""
         return self._head(hidden)
+
+    @torch.no_grad()
+    def _check_embeddings_and_head(self) -> None:
+        """Two tokens at one position: what the model adds to embeddings for positions cancels between them."""
+        token_ids = torch.tensor([[0, self.vocab_size // 2]], device=self.device)
+        output = self.model(
+            input_ids=token_ids,
+            position_ids=torch.zeros_like(token_ids),
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        first, last = output.hidden_states[0][0], output.hidden_states[-1]
+        embedded = self.embed(token_ids[0])
+        if not _close(first[0] - first[1], embedded[0] - embedded[1], scale=first):
+            raise ValueError(
+                f"model type {self.config.model_type!r} changes its embeddings before its first layer: not supported"
+            )
+        if not _close(self.lm_head(last), output.logits, scale=output.logits):
+            raise ValueError(
+                f"model type {self.config.model_type!r} scales or caps the logits of its head: not supported"
+            )
 
     def _check_tokens(self, state: DenseState, token_ids: Tensor, *, rows: int) -> None:
         if token_ids.numel() == 0:
@@ -221,6 +244,12 @@ def _cache_argument(model: Any) -> str:
             "position_ids, an attention mask and a KV cache"
         )
     return name
+
+
+def _close(a: Tensor, b: Tensor, *, scale: Tensor) -> bool:
+    """Whether a and b differ by rounding alone, in numbers as large as those of ``scale``. Not a number is no news."""
+    allowed = 8 * torch.finfo(scale.dtype).eps * scale.float().abs().max()
+    return not ((a.float() - b.float()).abs() > allowed).any()
 
 
 def _causal_mask(past: int, n: int, window: int | None, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -103,12 +104,17 @@ def convert(gguf: Path, folder: Path) -> None:
     """Write the model of a SmolLM2 GGUF file to ``folder``: bfloat16 safetensors, config, tokenizer, chat template."""
     import torch
     from tokenizers import decoders, pre_tokenizers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, modeling_gguf_pytorch_utils
 
     source = {"gguf_file": gguf.name, "local_files_only": True}
-    model = AutoModelForCausalLM.from_pretrained(
-        str(gguf.parent), dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **source
-    )
+    bar = modeling_gguf_pytorch_utils.tqdm
+    modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=None)  # on a terminal only; the one bar without a switch
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(gguf.parent), dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **source
+        )
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = bar
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
     # GGUF names this vocabulary's splitting "smollm": every digit alone, then GPT-2's rule. transformers applies the

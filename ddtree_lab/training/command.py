@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         writer=writer,
         openers=tuple(data_path("openers.txt").read_text(encoding="utf-8").splitlines()),
         mask_token_id=default_mask_token(target) if args.mask_token_id is None else args.mask_token_id,
-        command="ddtree-lab " + " ".join(sys.argv[1:]),
+        command=args.command_line,
     )
     if accelerator is None:
         step = export(job, evaluation=evaluation)

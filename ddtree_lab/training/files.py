@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ddtree_lab.files import replacing
 
 SETTINGS = "settings"
 
@@ -24,7 +24,7 @@ def save_tensors(
     Raises OSError when writing fails; what stood at ``path`` before stays then.
     """
     metadata = {SETTINGS: json.dumps(settings, sort_keys=True), **(header or {})}
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         try:
             save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=metadata)
         except SafetensorError as error:
@@ -33,7 +33,7 @@ def save_tensors(
 
 def save_text(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``; what stood there before stays when writing fails."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -55,13 +55,3 @@ def read_header(path: Path, *, settings: Mapping[str, Any]) -> dict[str, str]:
             f"{path} was written with {key} {saved.get(key)!r}, now it is {wanted.get(key)!r}: use another --out"
         )
     return header
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

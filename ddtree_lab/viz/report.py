@@ -14,13 +14,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from itertools import zip_longest
 from string import Template
 from typing import Any
 
 from ddtree_lab.types import Round, RunResult
 from ddtree_lab.viz.layout import layout_tree
-from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, RoundView, tree_style, view_round
+from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, tree_style
 from ddtree_lab.viz.tokens import escape, label, script_json, visible
+from ddtree_lab.viz.verdicts import RoundView, view_round
 
 MAX_PROMPTS = 12  # prompts whose rounds can be browsed
 MAX_NODES = 100_000  # nodes embedded in the page, about 5 MB
@@ -227,8 +229,8 @@ def _comparison(summary: Mapping[str, Any]) -> str:
     table = _table(["mode"], heads, body, caption="Best tau, tokens/s and ratio in bold.")
     return (
         table + '<p class="note">tau is the mean number of tokens a round emits. Identical, ties and diverged count '
-        "prompts: a tie differs from plain decoding where the target's two best logits are closer than rounding, "
-        "anything else that differs has diverged.</p>"
+        "prompts: a tie differs from plain decoding where the gap of the target's two best logits is within what "
+        "rounding moves it, anything else that differs has diverged.</p>"
     )
 
 
@@ -250,15 +252,9 @@ def _depths(summary: Mapping[str, Any]) -> str:
 
 
 def _per_depth(figures: Mapping[str, Any]) -> dict[int, tuple[float | None, float | None]]:
-    """depth -> (share of all rounds, share of those that reached the depth before), from dicts or two lists."""
-    curve: dict[int, tuple[float | None, float | None]] = {}
-    conditional = figures.get("per_depth_conditional") or []
-    for depth, entry in enumerate(figures.get("per_depth") or [], start=1):
-        if isinstance(entry, Mapping):
-            curve[int(entry.get("depth", depth))] = (entry.get("of_all"), entry.get("conditional"))
-        else:
-            curve[depth] = (entry, conditional[depth - 1] if depth <= len(conditional) else None)
-    return curve
+    """depth -> (share of all rounds, share of those that reached the depth before)."""
+    shares = zip_longest(figures.get("per_depth", ()), figures.get("per_depth_conditional", ()))
+    return dict(enumerate(shares, start=1))
 
 
 def _shares(of_all: float | None, given: float | None) -> str:
@@ -504,7 +500,8 @@ def _before(result: RunResult) -> list[int]:
 
 def _run_name(result: RunResult) -> str:
     budget = result.meta.get("budget")
-    return MODE_NAMES[result.mode] + (f", budget {budget}" if budget is not None else "")
+    mark = f" [{result.meta['label']}]" if result.meta.get("label") else ""
+    return MODE_NAMES[result.mode] + (f", budget {budget}" if budget is not None else "") + mark
 
 
 def _thousandths(log_probs: Sequence[float]) -> list[int | None]:

@@ -6,18 +6,19 @@ Every state has a line style and a sign besides its colour, and the picture foll
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from ddtree_lab.accept.linear import flatten_dfs, verify_linear
 from ddtree_lab.types import DraftTree, Round
 from ddtree_lab.viz.layout import TreeLayout, layout_tree
 from ddtree_lab.viz.tokens import escape, label, visible
+from ddtree_lab.viz.verdicts import describe_verdicts, view_round
 
 LABEL_COLUMNS = 14  # character cells of a node's token
 MIN_WIDTH = 720  # room for the legend
-ODDS_NOTE = "d: the drafter's probability of the token given its parent; t: the target's"
+DRAFT_NOTE = "d: the drafter's probability of the token given its parent"
+ODDS_NOTE = f"{DRAFT_NOTE}; t: the target's"
 
 
 @dataclass(frozen=True)
@@ -56,32 +57,6 @@ MARKS = {
 }
 
 
-@dataclass(frozen=True)
-class RoundView:
-    """A round seen from both verifiers of the same tree and target tokens."""
-
-    marks: tuple[str, ...]  # [N] names of MARKS
-    linear_path: tuple[int, ...]  # nodes EAGLE-linear keeps, root first
-    linear_stop: int | None  # the next node of its sequence, which it refused; None when it took them all
-    tokens_lost: int  # kept tokens of this round that EAGLE-linear would not have emitted
-
-
-def view_round(round: Round) -> RoundView:
-    """Mark every node of a recorded round; EAGLE-linear is computed again from the recorded target tokens."""
-    path = set(round.acceptance.path)
-    linear = verify_linear(round.tree, round.target.token_ids)
-    sequence = flatten_dfs(round.tree)
-    linear_stop = sequence[len(linear.path)] if len(linear.path) < len(sequence) else None
-    marks = ["plain"] * len(round.tree)
-    for node in path:
-        marks[node] = "kept" if node in linear.path else "beyond"
-    if linear_stop is not None:
-        marks[linear_stop] = "stop"
-    marks[0] = "root"
-    lost = max(0, len(round.emitted) - linear.acceptance_length)
-    return RoundView(marks=tuple(marks), linear_path=linear.path, linear_stop=linear_stop, tokens_lost=lost)
-
-
 def round_svg(round: Round, decode_token: Callable[[int], str], *, title: str | None = None) -> str:
     """One round as a standalone SVG document.
 
@@ -92,14 +67,8 @@ def round_svg(round: Round, decode_token: Callable[[int], str], *, title: str | 
     """
     tree, view = round.tree, view_round(round)
     path = round.acceptance.path
-    words = [visible(decode_token(int(tree.token_ids[node]))) for node in path[1:]]
     bonus = decode_token(round.acceptance.bonus_token)
-    heading = title or f"Round: {len(words)} of {tree.budget_used} drafted nodes accepted"
-    description = (
-        f"Accepted path from the root: {' '.join(words) or 'no drafted node'}. Bonus token: {visible(bonus)}. "
-        f"EAGLE-linear accepts {len(view.linear_path) - 1} drafted nodes of the same tree and loses "
-        f"{view.tokens_lost} tokens."
-    )
+    heading = title or f"Round: {round.acceptance.num_accepted} of {tree.budget_used} drafted nodes accepted"
     odds = [
         f"d {probability(d)} · t {probability(t)}"
         for d, t in zip(conditional_log_probs(tree), round.target.node_log_probs.tolist(), strict=True)
@@ -113,7 +82,7 @@ def round_svg(round: Round, decode_token: Callable[[int], str], *, title: str | 
         texts=texts,
         odds=[*odds, f"t {probability(float(round.target.log_probs[path[-1]]))}"],
         heading=heading,
-        description=description,
+        description=describe_verdicts(round, decode_token),
     )
 
 
@@ -129,6 +98,8 @@ def tree_svg(tree: DraftTree, decode_token: Callable[[int], str], *, title: str 
         odds=odds,
         heading=title or f"Draft tree of {tree.budget_used} nodes",
         description=f"A tree of {tree.budget_used} drafted nodes, {int(tree.depths.max())} deep.",
+        kinds=MARKS | {"plain": Mark("plain", "", "drafted")},
+        note=DRAFT_NOTE,
     )
 
 
@@ -162,9 +133,11 @@ def _document(
     odds: Sequence[str],
     heading: str,
     description: str,
+    kinds: Mapping[str, Mark] = MARKS,
+    note: str = ODDS_NOTE,
 ) -> str:
     size = GEOMETRY
-    legend = [MARKS[name] for name in MARKS if name in marks]
+    legend = [kinds[name] for name in kinds if name in marks]
     top = size.margin + 24 + 18 * (len(legend) + 1) + 12
     width = max(MIN_WIDTH, 2 * size.margin + layout.columns * size.step_x + size.node_width)
     height = top + layout.rows * size.step_y + size.node_height + size.margin
@@ -176,7 +149,7 @@ def _document(
         if parent >= 0
     ]
     nodes = [
-        _node(left[node], middle[node] - size.node_height / 2, MARKS[marks[node]], texts[node], odds[node])
+        _node(left[node], middle[node] - size.node_height / 2, kinds[marks[node]], texts[node], odds[node])
         for node in range(len(parents))
     ]
     parts = [
@@ -190,7 +163,7 @@ def _document(
         f'<rect class="paper" width="{width:g}" height="{height:g}"/>',
         f'<text class="title" x="{size.margin}" y="{size.margin + 14}">{escape(heading)}</text>',
         *(_legend_line(mark, size.margin, size.margin + 38 + 18 * line) for line, mark in enumerate(legend)),
-        f'<text class="note" x="{size.margin}" y="{size.margin + 39 + 18 * len(legend)}">{ODDS_NOTE}</text>',
+        f'<text class="note" x="{size.margin}" y="{size.margin + 39 + 18 * len(legend)}">{note}</text>',
         "<g>",
         *edges,
         "</g>",

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddtree_lab.target.protocol import Target
 
 EMPTY = "∅"
 ELLIPSIS = "…"
@@ -19,6 +24,12 @@ _BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  
 _JOINER = "\u200d"
 _SCRIPT_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 _MARKUP_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
+
+
+def token_decoder(target: Target | None) -> Callable[[int], str]:
+    """Token id -> its text by the target's tokenizer; the id itself when there is no target or it has no tokenizer."""
+    tokenizer = None if target is None else target.tokenizer
+    return str if tokenizer is None else lambda token: tokenizer.decode([token])
 
 
 def visible(text: str, *, laid_out: bool = False) -> str:

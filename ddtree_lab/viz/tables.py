@@ -1,0 +1,114 @@
+"""Runs as small tables that show themselves in a notebook: RunResults -> figures side by side.
+
+Every figure is a count or a ratio of counts. There are no times here, so the same tokens give the same table anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddtree_lab.metrics import per_depth, per_depth_conditional
+from ddtree_lab.types import RunResult
+from ddtree_lab.viz.tokens import escape, visible
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text cells under a head, the first column naming the row. ``repr`` aligns them for a terminal."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+    def __repr__(self) -> str:
+        rows = (self.head, *self.rows)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        return "\n".join([self.caption, *lines] if self.caption else lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(_cell("th", "col", text, first=not index) for index, text in enumerate(self.head))
+        body = "".join(
+            f"<tr>{_cell('th', 'row', row[0], first=True)}{''.join(map(_data_cell, row[1:]))}</tr>" for row in self.rows
+        )
+        caption = f"<p>{escape(self.caption)}</p>" if self.caption else ""
+        return f"{caption}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def run_table(results: Iterable[RunResult]) -> Table:
+    """One row a run: mode, drafted nodes per round, tau, rounds, tokens, forwards of the target, and whether the
+    tokens are plain decoding's.
+
+    Tokens are those of the rounds; the first token of a run comes from the prompt's own forward and belongs to none.
+    The last column is there when a run of mode "ar" of the same prompt is among the results, and compares at
+    temperature 0 only. A drafter's label stands beside the mode.
+    """
+    results = list(results)
+    plain = {result.prompt_ids: result for result in results if result.mode == "ar"}
+    head = ("mode", "nodes per round", "tau", "rounds", "tokens", "target forwards")
+    rows = [_run_row(result) for result in results]
+    if plain:
+        head = (*head, "identical to ar")
+        rows = [
+            (*row, _identical(result, plain.get(result.prompt_ids))) for row, result in zip(rows, results, strict=True)
+        ]
+    return Table(head, tuple(rows))
+
+
+def depth_table(results: Iterable[RunResult]) -> Table:
+    """One row a depth, one column a run that drafted: the share of all rounds that accepted the depth, and in brackets
+    the share of the rounds that accepted the depth before. Depths that no run reached are left out."""
+    drafted = [result for result in results if any(round_.tree.budget_used for round_ in result.rounds)]
+    shares = [per_depth(result.rounds) for result in drafted]
+    given = [per_depth_conditional(result.rounds) for result in drafted]
+    deepest = max((sum(share > 0 for share in column) for column in shares), default=0)
+    rows = [
+        (str(depth + 1), *(_share(column, depth, before) for column, before in zip(shares, given, strict=True)))
+        for depth in range(deepest)
+    ]
+    caption = "Share of all rounds that accepted this depth (of the rounds that accepted the depth before)"
+    head = ("depth", *(f"{_name(result)}, {len(result.rounds)} rounds" for result in drafted))
+    return Table(head, tuple(rows), caption)
+
+
+def _run_row(result: RunResult) -> tuple[str, ...]:
+    rounds = len(result.rounds)
+    tokens = sum(len(round_.emitted) for round_ in result.rounds)
+    nodes = sum(round_.tree.budget_used for round_ in result.rounds)
+    return (
+        _name(result),
+        f"{round(nodes / rounds, 1):g}" if rounds else NOTHING,
+        f"{tokens / rounds:.2f}" if rounds else NOTHING,
+        str(rounds),
+        str(tokens),
+        str(rounds + bool(result.output_ids)),
+    )
+
+
+def _identical(result: RunResult, plain: RunResult | None) -> str:
+    if plain is None or max(run.meta.get("temperature") or 0.0 for run in (result, plain)) > 0:
+        return NOTHING
+    return "yes" if result.output_ids == plain.output_ids else "no"
+
+
+def _name(result: RunResult) -> str:
+    label = result.meta.get("label")
+    return f"{result.mode} [{visible(str(label), laid_out=True)}]" if label else result.mode
+
+
+def _share(shares: list[float], depth: int, given: list[float | None]) -> str:
+    if depth >= len(shares):
+        return NOTHING
+    before = given[depth]
+    return f"{shares[depth]:.0%} ({NOTHING if before is None else f'{before:.0%}'})"
+
+
+def _cell(tag: str, scope: str, text: str, *, first: bool) -> str:
+    return f'<{tag} scope="{scope}" style="text-align:{"left" if first else "right"}">{escape(text)}</{tag}>'
+
+
+def _data_cell(text: str) -> str:
+    return f'<td style="text-align:right">{escape(text)}</td>'
