@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,7 +109,8 @@ def convert(gguf: Path, folder: Path) -> None:
 
     source = {"gguf_file": gguf.name, "local_files_only": True}
     bar = modeling_gguf_pytorch_utils.tqdm
-    modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=None)  # on a terminal only; the one bar without a switch
+    # The one bar without a switch: on a terminal only. (tqdm's own disable=None means that too, but not in a notebook.)
+    modeling_gguf_pytorch_utils.tqdm = partial(bar, disable=not sys.stderr.isatty())
     try:
         model = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **source
