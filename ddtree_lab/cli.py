@@ -6,6 +6,7 @@ Wrong input is one line ``ddtree-lab: error: ...`` on the standard error and sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from ddtree_lab.prompts import Prompt
 
 PROGRAM = "ddtree-lab"
+BUDGET_HELP = "drafted nodes a round (default 32, at most 4096)"
 MODES_HELP = "all (default) or some of ar, chain, eagle_linear, tree_walk"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parser(arguments).parse_args(arguments)
@@ -34,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, TypeError, OSError) as error:
-        print(f"{PROGRAM}: error: {_one_line(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the standard error may be full too
+            print(f"{PROGRAM}: error: {_one_line(error)}", file=sys.stderr, flush=True)
         return 2
 
 
@@ -59,9 +65,13 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_compare)
-    parser.add_argument("--target", default="embedded", help="embedded, random:<preset>, a folder or a hub id")
-    parser.add_argument("--drafter", help="a folder, a hub id, toy or ngram (default: the one shipped for embedded)")
-    parser.add_argument("--budget", type=_budgets, default=(32,), metavar="N[,N...]", help="drafted nodes (default 32)")
+    parser.add_argument(
+        "--target", type=_name, default="embedded", help="embedded, random:<preset>, a folder or a hub id"
+    )
+    parser.add_argument(
+        "--drafter", type=_name, help="a folder, a hub id, toy or ngram (default: the one shipped for embedded)"
+    )
+    parser.add_argument("--budget", type=_budgets, default=(32,), metavar="N[,N...]", help=BUDGET_HELP)
     parser.add_argument("--modes", type=_modes, default="all", metavar="MODE[,MODE...]", help=MODES_HELP)
     parser.add_argument("--max-new-tokens", type=_whole(0), default=96, metavar="N")
     source = parser.add_mutually_exclusive_group()
@@ -74,7 +84,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_whole(0), default=0)
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's choice)")
+    parser.add_argument("--threads", type=_threads, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument("--out", metavar="DIR", help="write traces, summary.json and report.html there")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier comparison in --out")
 
@@ -140,7 +150,11 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     from ddtree_lab.prompts import Prompt, read_prompts
 
     if args.prompt is not None:
-        return [Prompt(id=str(number), text=text) for number, text in enumerate(args.prompt, start=1)][: args.limit]
+        try:
+            prompts = [Prompt(id=str(number), text=text) for number, text in enumerate(args.prompt, start=1)]
+        except ValueError as error:
+            raise ValueError(f"argument --prompt: {error}") from None
+        return prompts[: args.limit]
     return read_prompts(data_path("prompts.jsonl") if args.prompts is None else args.prompts, limit=args.limit)
 
 
@@ -173,8 +187,20 @@ def _trace_export(args: argparse.Namespace) -> int:
 
 
 def _token_text(target: Any) -> Callable[[int], str]:
+    """Token texts; a token that the target does not have, as a trace of another may hold, is its number."""
     tokenizer = target.tokenizer
-    return str if tokenizer is None else lambda token: tokenizer.decode([token])
+    if tokenizer is None:
+        return str
+    return lambda token: tokenizer.decode([token]) if token < target.vocab_size else str(token)
+
+
+def _name(text: str) -> str:
+    """A name that traces can hold: not every path is UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"must be UTF-8, got {text!r:.60}") from None
+    return text
 
 
 def _whole(minimum: int) -> Callable[[str], int]:
@@ -191,7 +217,20 @@ def _whole(minimum: int) -> Callable[[str], int]:
 
 
 def _budgets(text: str) -> tuple[int, ...]:
-    return tuple(_whole(0)(part) for part in text.split(","))
+    from ddtree_lab.tree.validate import as_budget
+
+    parse = _whole(0)
+    try:
+        return tuple(as_budget(parse(part)) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _threads(text: str) -> int:
+    count, most = _whole(1)(text), 4 * (os.cpu_count() or 1)
+    if count > most:
+        raise argparse.ArgumentTypeError(f"must be at most {most}, four a CPU, got {text!r:.60}")
+    return count
 
 
 def _modes(text: str) -> tuple[str, ...]:

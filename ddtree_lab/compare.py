@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ddtree_lab.files import read_bounded
 from ddtree_lab.machine import machine_facts
 from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, summarise_results
 from ddtree_lab.progress import progress_bar
 from ddtree_lab.prompts import Prompt, to_input_ids
 from ddtree_lab.rounding import measure_tolerance
-from ddtree_lab.trace.store import save_trace, write_atomically
+from ddtree_lab.trace.store import MAX_FILE_BYTES, save_trace, write_atomically
+from ddtree_lab.tree.validate import as_budget, as_count
 from ddtree_lab.types import MODES, RunResult
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 TREE_MODES = ("eagle_linear", "tree_walk")
 OUTPUT_NAMES = ("report.html", "summary.json", "traces")
+TRACE_NAME = re.compile(rf"({'|'.join(MODES)})(-\d+)?-\d{{3,}}\.safetensors")
 WARM_UP_TOKENS = 8
 
 
@@ -70,13 +74,16 @@ def run_comparison(
     first and is not counted.
 
     "ar" and "chain" do not depend on the budget and run once; "eagle_linear" and "tree_walk" run per budget. Prompt i
-    uses seed + i in every setting. Raises ValueError, before any decoding, for an unknown mode, no prompts, no budget
-    for a tree mode, or a prompt that does not fit the target's context with its new tokens.
+    uses seed + i in every setting. Raises ValueError, before any decoding, for an unknown mode, no prompts, a seed that
+    leaves none for the last prompt, no budget for a tree mode, or a prompt that does not fit the target's context with
+    its new tokens.
     """
     from ddtree_lab.decode import generate
 
     if not prompts:
         raise ValueError("prompts must hold at least one prompt")
+    if as_count("seed", seed) > 2**64 - len(prompts):
+        raise ValueError(f"seed must be at most 2**64 - {len(prompts)}, the number of prompts, got {seed}")
     settings = plan_settings(modes, budgets, horizon=drafter.horizon)
     inputs = [_fitting_ids(prompt, target, max_new_tokens) for prompt in prompts]
 
@@ -124,14 +131,13 @@ def run_comparison(
 
 def plan_settings(modes: Sequence[str], budgets: Sequence[int], *, horizon: int) -> list[Setting]:
     """The settings to run, in the order of ``MODES`` and of rising budgets. ValueError for a mode that does not exist,
-    no mode, a negative budget, or tree modes without a budget."""
+    no mode, a budget that ``as_budget`` refuses, or tree modes without a budget."""
+    budgets = [as_budget(budget) for budget in budgets]
     for mode in modes:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if not modes:
         raise ValueError(f"modes must name at least one of {', '.join(MODES)}")
-    if any(budget < 0 for budget in budgets):
-        raise ValueError(f"budget must be >= 0, got {min(budgets)}")
     if not budgets and set(modes) & set(TREE_MODES):
         raise ValueError("budgets must name at least one budget for eagle_linear and tree_walk")
     by_mode = {"ar": [None], "chain": [horizon]} | dict.fromkeys(TREE_MODES, sorted(set(budgets)))
@@ -237,14 +243,16 @@ def check_out_dir(out_dir: str | Path, *, overwrite: bool = False) -> None:
     """Raise ValueError or OSError unless ``write_outputs`` may and can write there; leaves nothing behind.
 
     Allowed: a folder that does not exist, an empty one, and with ``overwrite`` one that holds only outputs of a
-    comparison.
+    comparison. A mount point is none of these: it cannot be renamed.
     """
+    if not str(out_dir):
+        raise ValueError("out must name a folder, got ''")
     out = Path(out_dir).resolve()
+    if os.path.ismount(out):
+        raise ValueError(f"out {out} is a mount point, which cannot be replaced: choose a folder in it")
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is a file")
-    if _is_filled(out) and not (overwrite and _is_comparison(out)):
-        advice = "pass --overwrite to replace it" if _is_comparison(out) else "it holds other files, choose another"
-        raise ValueError(f"out {out} is not empty: {advice}")
+    _refuse_filled(out, overwrite=overwrite)
     parent = next(folder for folder in out.parents if folder.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".ddtree-", dir=parent))
@@ -280,7 +288,7 @@ def write_outputs(
         write_atomically(staging / "summary.json", f"{text}\n".encode())
         everything = [result for of_prompt in zip(*comparison.results.values(), strict=True) for result in of_prompt]
         write_atomically(staging / "report.html", render_report(dict(summary), everything, decode_token).encode())
-        _put_in_place(staging, out)
+        _put_in_place(staging, out, overwrite=overwrite)
     except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
         if isinstance(error, OSError) and error.errno:
@@ -288,9 +296,10 @@ def write_outputs(
         raise
 
 
-def _put_in_place(staging: Path, out: Path) -> None:
-    if not _is_filled(out):
-        os.rename(staging, out)  # an empty folder is replaced
+def _put_in_place(staging: Path, out: Path, *, overwrite: bool) -> None:
+    _refuse_filled(out, overwrite=overwrite)  # another run may have written there since the first check
+    if not (overwrite and _is_filled(out)):
+        os.rename(staging, out)  # an empty folder is replaced, a filled one refuses
         return
     old = staging.with_suffix(".old")
     os.rename(out, old)
@@ -306,9 +315,24 @@ def _is_filled(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+def _refuse_filled(out: Path, *, overwrite: bool) -> None:
+    if _is_filled(out) and not (overwrite and _is_comparison(out)):
+        advice = "pass --overwrite to replace it" if _is_comparison(out) else "it holds other files, choose another"
+        raise ValueError(f"out {out} is not empty: {advice}")
+
+
 def _is_comparison(folder: Path) -> bool:
-    names = sorted(path.name for path in folder.iterdir())
-    return names == list(OUTPUT_NAMES) and all(path.suffix == ".safetensors" for path in (folder / "traces").iterdir())
+    """Whether everything in the folder was written by ``write_outputs``, as far as names and the summary tell."""
+    traces, summary = folder / "traces", folder / "summary.json"
+    if sorted(os.listdir(folder)) != list(OUTPUT_NAMES) or not (traces.is_dir() and summary.is_file()):
+        return False
+    if not all(TRACE_NAME.fullmatch(name) for name in os.listdir(traces)):
+        return False
+    try:
+        content = json.loads(read_bounded(summary, MAX_FILE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"modes", "config"} <= content.keys()
 
 
 def _fitting_ids(prompt: Prompt, target: Target, max_new_tokens: int) -> Tensor:

@@ -24,10 +24,8 @@ from ddtree_lab.target.protocol import Target
 from ddtree_lab.timing import StageClock
 from ddtree_lab.tree.best_first import best_first_from_ranking
 from ddtree_lab.tree.ranking import rank_rows
-from ddtree_lab.tree.validate import as_count
-from ddtree_lab.types import Acceptance, DraftTree, Round, RunResult
-
-RECORDED_RANKS = 32  # tokens of the drafter's distribution that a trace keeps per depth
+from ddtree_lab.tree.validate import as_budget, as_count
+from ddtree_lab.types import RECORDED_RANKS, Acceptance, DraftTree, Round, RunResult
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,10 @@ def generate(
 
     ``input_ids`` [1, L] int64 or a list of int. ``mode`` is "ar" (plain decoding, needs no drafter), "chain" (the
     drafter's most probable path, at most ``budget`` nodes), "eagle_linear" or "tree_walk" (best-first tree of
-    ``budget`` drafted nodes). At temperature 0 the tokens are those of plain decoding; above, every token is a draw
-    from the target after temperature, top-k and top-p, whatever the drafter. ``stop_token_ids`` end the output and are
-    part of it; None for none (``target.stop_token_ids`` has the model's own). Output ends at the target's context too,
-    and no tree reaches beyond it. ``seed`` is below 2**64.
+    ``budget`` drafted nodes). ``budget`` is at most ``tree.validate.MAX_BUDGET``. At temperature 0 the tokens are those
+    of plain decoding; above, every token is a draw from the target after temperature, top-k and top-p, whatever the
+    drafter. ``stop_token_ids`` end the output and are part of it; None for none (``target.stop_token_ids`` has the
+    model's own). Output ends at the target's context too, and no tree reaches beyond it. ``seed`` is below 2**64.
 
     ``stats`` has ``metrics.summarise_rounds`` and seconds: ``prefill_seconds``, ``decode_seconds`` (the rounds without
     the recording of their traces) and ``tokens_per_second`` (the rounds' tokens over that).
@@ -84,7 +82,7 @@ def generate(
     prompt = _prompt_tokens(input_ids, target)
     params = SamplingParams(temperature, top_k, top_p)
     cap = min(as_count("max_new_tokens", max_new_tokens), target.context_length - len(prompt))
-    budget, seed = as_count("budget", budget), _checked_seed(seed)
+    budget, seed = as_budget(budget), _checked_seed(seed)
     stops = stop_set(stop_token_ids)
     decoder = _Decoder(target, drafter, MODES[mode], budget, params, seed)
 

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ddtree_lab.files import read_bounded
+
 if TYPE_CHECKING:
     from ddtree_lab.target.protocol import Target
 
 SUFFIXES = (".jsonl", ".txt")
+MAX_FILE_BYTES = 256 * 2**20
+MAX_ID_LENGTH = 1000  # characters
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user message."""
+    """One user message. ValueError for an empty one, a long id, or text that cannot be written as UTF-8."""
 
     id: str  # unique within its file; the line number when the file gives none
     text: str
@@ -27,6 +31,11 @@ class Prompt:
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
             raise ValueError(f"prompt must be a text that is not empty, got {self.text!r:.40}")
+        for name, value in (("id", self.id), ("prompt", self.text), ("category", self.category or "")):
+            if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
+                raise ValueError(f"{name} must be text that UTF-8 can hold, got {value!r:.40}")
+        if len(self.id) > MAX_ID_LENGTH:
+            raise ValueError(f"id must have at most {MAX_ID_LENGTH} characters, got {len(self.id)}")
 
 
 def read_prompts(path: str | Path, *, limit: int | None = None) -> list[Prompt]:
@@ -34,8 +43,8 @@ def read_prompts(path: str | Path, *, limit: int | None = None) -> list[Prompt]:
     (one a line), at most ``limit``. Blank lines are skipped.
 
     All lines are checked, also those beyond the limit. Raises ValueError naming the file, and the line where there is
-    one, for bad JSON, a missing or empty prompt, a repeated id, text that is not UTF-8, or no prompts; OSError when the
-    file cannot be read.
+    one, for bad JSON, a missing or empty prompt, a repeated id, text that is not UTF-8, no prompts, or a file that is
+    not regular or beyond ``MAX_FILE_BYTES``; OSError when the file cannot be read.
     """
     path = Path(path)
     if limit is not None and limit < 1:
@@ -44,7 +53,7 @@ def read_prompts(path: str | Path, *, limit: int | None = None) -> list[Prompt]:
         raise ValueError(f"prompts file must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
     parse = _from_json if path.suffix == ".jsonl" else _from_text
     prompts: dict[str, Prompt] = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_bounded(path, MAX_FILE_BYTES).split(b"\n"), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             prompt = parse(text, number) if text.strip() else None

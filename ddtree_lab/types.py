@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MODES = ("ar", "chain", "eagle_linear", "tree_walk")  # plain decoding, a chain, two verifications of a tree
+RECORDED_RANKS = 32  # tokens of the drafter's distribution that a round keeps per depth
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,8 @@ class DraftTree:
     Nodes stand in the order of building and parents precede children. Every field has N = 1 + drafted nodes rows.
     Anything ``torch.as_tensor`` takes is accepted and stored as a CPU tensor of the dtype given here.
 
-    Raises ValueError naming the node when the fields do not form a tree (``ddtree_lab.tree.validate``).
+    Raises TypeError naming a field of another kind of number (bools are not integers), ValueError naming the node when
+    the fields do not form a tree (``ddtree_lab.tree.validate``).
     """
 
     token_ids: Tensor  # [N] int64
@@ -28,12 +30,11 @@ class DraftTree:
     log_probs: Tensor  # [N] float32: log-probability of the path from the root; root 0.0
 
     def __post_init__(self) -> None:
-        from ddtree_lab.tree.validate import check_tree  # the tree package imports this module
+        from ddtree_lab.tree.validate import as_vector_of, check_tree  # the tree package imports this module
 
         for name in ("token_ids", "parents", "depths", "ranks"):
-            object.__setattr__(self, name, torch.as_tensor(getattr(self, name), dtype=torch.int64, device="cpu"))
-        log_probs = torch.as_tensor(self.log_probs, dtype=torch.float32, device="cpu")
-        object.__setattr__(self, "log_probs", log_probs)
+            object.__setattr__(self, name, as_vector_of(name, getattr(self, name), torch.int64))
+        object.__setattr__(self, "log_probs", as_vector_of("log_probs", self.log_probs, torch.float32))
         check_tree(self.token_ids, self.parents, self.depths, self.ranks, self.log_probs)
 
     def __len__(self) -> int:
@@ -110,7 +111,7 @@ class Round:
 
     past_length: int  # committed tokens before the root
     tree: DraftTree
-    draft_token_ids: Tensor  # [D, K] int64: the drafter's K <= 32 most probable tokens per depth, best first
+    draft_token_ids: Tensor  # [D, K] int64: its K <= RECORDED_RANKS most probable tokens per depth, best first
     draft_log_probs: Tensor  # [D, K] float32: their log-probabilities
     target: TargetView
     acceptance: Acceptance

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from samples import sample_run
 
-from ddtree_lab.cli import main
+from ddtree_lab.cli import BUDGET_HELP, main
 from ddtree_lab.trace import load_trace, save_trace
+from ddtree_lab.tree.validate import MAX_BUDGET
 
 TINY = ["compare", "--target", "random:tiny-dense", "--drafter", "toy", "--dtype", "float32", "--device", "cpu"]
 FAST = [*TINY, "--budget", "4,6", "--max-new-tokens", "8", "--prompt", "hello there"]
@@ -43,6 +46,14 @@ def fault_of(capsys, argv: list[str]) -> str:
         (["--budget", "many"], "--budget: must be a whole number >= 0, got 'many'"),
         (["--budget", "8,"], "--budget: must be a whole number >= 0, got ''"),
         (["--budget", "1e3"], "--budget: must be a whole number"),
+        (["--budget", "4,100000"], "--budget: budget must be at most 4096 drafted nodes, got 100000"),
+        (["--threads", "100000"], "--threads: must be at most "),
+        (["--target", "a\udcff"], "--target: must be UTF-8"),
+        (["--drafter", "a\udcff"], "--drafter: must be UTF-8"),
+        (["--prompt", "a\udcff"], "argument --prompt: prompt must be text that UTF-8 can hold"),
+        (["--prompts", "/dev/null"], "prompts file must end in"),
+        (["--prompt", "hi", "--out", ""], "out must name a folder"),
+        (["--prompt", "hi", "--out", "/proc"], "is a mount point"),
         (["--modes", "fast"], "--modes: must be all or some of ar, chain, eagle_linear, tree_walk, got 'fast'"),
         (["--modes", "ar,"], "--modes: must be all or some of"),
         (["--max-new-tokens", "-1"], "--max-new-tokens: must be a whole number >= 0"),
@@ -73,6 +84,14 @@ def test_a_bad_json_line_is_named_by_file_and_number(capsys, tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "fine"}\n{"prompt": oops}\n')
     assert f"{path}: line 2: bad JSON" in fault_of(capsys, [*TINY, "--prompts", str(path)])
+
+
+@pytest.mark.usefixtures("nothing_loads")
+@pytest.mark.parametrize("field", ["prompt", "id", "category"])
+def test_a_lone_surrogate_in_a_file_is_named_by_file_and_number(capsys, tmp_path, field):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n" + json.dumps({"prompt": "fine", field: "\ud800"}))
+    assert f"{path}: line 2: {field} must be text" in fault_of(capsys, [*TINY, "--prompts", str(path)])
 
 
 @pytest.mark.usefixtures("nothing_loads")
@@ -150,6 +169,28 @@ def test_standard_output_on_a_full_disk_is_one_line(tmp_path):
     assert process.returncode == 2 and process.stderr == "ddtree-lab: error: No space left on device\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "streams", "status"),
+    [
+        ("trace show run.jsonl", ">&-", 0),
+        ("trace show run.jsonl", ">&- 2>&-", 0),
+        ("trace show run.jsonl", "<&- >&- 2>&-", 0),
+        ("trace show none.jsonl", "2>&-", 2),
+        ("trace show none.jsonl", "2>/dev/full", 2),
+        ("trace show run.jsonl", ">/dev/full 2>/dev/full", 2),
+        ("--help", ">&-", 0),
+    ],
+)
+def test_closed_and_full_streams_leave_the_status(tmp_path, arguments, streams, status):
+    save_trace(sample_run(), tmp_path / "run.jsonl")
+    command = f"{sys.executable} -m ddtree_lab {arguments} {streams}"
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    process = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == status and "Traceback" not in process.stderr
+
+
 def test_a_reader_that_stops_early_is_no_error(tmp_path):
     save_trace(sample_run(), tmp_path / "run.jsonl")
     command = [sys.executable, "-m", "ddtree_lab", "trace", "show", str(tmp_path / "run.jsonl")]
@@ -190,6 +231,21 @@ def test_wrong_trace_arguments_are_one_line(capsys, tmp_path, arguments, fault):
     assert fault in fault_of(capsys, ["trace", *(paths.get(argument, argument) for argument in arguments)])
 
 
+def test_tokens_that_the_target_does_not_have_are_shown_as_numbers(capsys, tmp_path, monkeypatch):
+    class Letters:
+        def decode(self, tokens: list[int]) -> str:
+            return "abcdefghij"[tokens[0]]
+
+    target = SimpleNamespace(tokenizer=Letters(), vocab_size=10)
+    monkeypatch.setattr("ddtree_lab.target.load.load_target", lambda _: target)
+    save_trace(sample_run(), tmp_path / "run.jsonl")
+    for extra in ([], ["--round", "0"]):
+        assert main(["trace", "show", str(tmp_path / "run.jsonl"), "--target", "letters", *extra]) == 0
+    shown = {int(token): text for token, text in re.findall(r"\b(\d+):'(\w+)'", capsys.readouterr().out)}
+    assert min(shown) < 10 <= max(shown)
+    assert all(text == ("abcdefghij"[token] if token < 10 else str(token)) for token, text in shown.items())
+
+
 def test_unexpected_errors_keep_their_traceback(monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
@@ -228,3 +284,7 @@ def test_help_names_every_command(capsys):
     assert ended.value.code == 0
     output = capsys.readouterr().out
     assert all(name in output for name in ("compare", "train-drafter", "trace"))
+
+
+def test_the_help_of_the_budget_names_its_cap():
+    assert f"at most {MAX_BUDGET}" in BUDGET_HELP

@@ -23,9 +23,11 @@ from ddtree_lab.compare import (
     summarise,
     write_outputs,
 )
+from ddtree_lab.decode import generate
 from ddtree_lab.draft.toy import ToyDrafter
 from ddtree_lab.prompts import Prompt, read_prompts, to_input_ids
 from ddtree_lab.trace import load_trace
+from ddtree_lab.tree.validate import MAX_BUDGET
 from ddtree_lab.types import MODES, RunResult
 
 SETTINGS = [
@@ -73,13 +75,22 @@ def test_ar_and_chain_run_once_and_tree_modes_per_budget():
     [
         (("ar", "fast"), (8,), "mode must be one of ar, chain, eagle_linear, tree_walk, got 'fast'"),
         ((), (8,), "modes must name"),
-        (MODES, (8, -1), "budget must be >= 0, got -1"),
+        (MODES, (8, -1), "budget must be an integer >= 0, got -1"),
+        (("ar",), (8, 4097), "budget must be at most 4096 drafted nodes, got 4097"),
+        (("tree_walk",), (10**30,), "budget must be at most 4096"),
         (MODES, (), "budgets must name"),
     ],
 )
 def test_a_wrong_plan_is_refused(modes, budgets, fault):
     with pytest.raises(ValueError, match=fault):
         plan_settings(modes, budgets, horizon=5)
+
+
+def test_decoding_refuses_a_budget_beyond_the_cap(tiny_target):
+    generate(tiny_target, None, [1], mode="ar", budget=MAX_BUDGET, max_new_tokens=1)
+    for wrong in (MAX_BUDGET + 1, 2**70):
+        with pytest.raises(ValueError, match=f"budget must be at most {MAX_BUDGET} drafted nodes, got {wrong}"):
+            generate(tiny_target, None, [1], mode="ar", budget=wrong, max_new_tokens=1)
 
 
 def test_summary_has_the_agreed_form_and_is_json():
@@ -183,6 +194,77 @@ def test_only_earlier_outputs_are_replaced_and_only_when_asked(tmp_path):
     with pytest.raises(ValueError, match="holds other files"):
         write_outputs(comparison, summary, out, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", b"precious"),
+        ("summary.json", b'{"modes": 1}'),
+        ("summary.json", b"[" * 100_000),
+        ("traces/weights.safetensors", b"precious"),
+        ("traces/tree_walk-8-000.jsonl", b"precious"),
+    ],
+)
+def test_a_folder_that_only_looks_like_outputs_is_kept(tmp_path, file, content):
+    comparison = comparison_of(SETTINGS[:1])
+    write_outputs(comparison, summarise(comparison), tmp_path / "out")
+    check_out_dir(tmp_path / "out", overwrite=True)
+    (tmp_path / "out" / file).write_bytes(content)
+    with pytest.raises(ValueError, match="holds other files"):
+        write_outputs(comparison, summarise(comparison), tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / file).read_bytes() == content
+
+
+@pytest.mark.parametrize("first_check", ["sees the other run", "is too early"])
+def test_a_run_that_ended_meanwhile_is_not_replaced(tmp_path, monkeypatch, first_check):
+    comparison = comparison_of(SETTINGS[:2])
+    summary, out = summarise(comparison), tmp_path / "out"
+
+    def other_run_ends(_: int) -> str:
+        if not out.exists():
+            (out / "traces").mkdir(parents=True)
+            (out / "mine").write_text("x")
+        return "t"
+
+    if first_check == "is too early":
+        monkeypatch.setattr("ddtree_lab.compare._refuse_filled", lambda *_, **__: None)
+    with pytest.raises((ValueError, OSError), match=r"is not empty|Directory not empty"):
+        write_outputs(comparison, summary, out, decode_token=other_run_ends)
+    assert sorted(os.listdir(out)) == ["mine", "traces"] and os.listdir(tmp_path) == ["out"]
+
+
+def test_no_folder_and_a_mount_point_are_refused_early(tmp_path):
+    with pytest.raises(ValueError, match="out must name a folder"):
+        check_out_dir("")
+    for place in ("/", "/proc"):
+        with pytest.raises(ValueError, match=f"out {place} is a mount point"):
+            check_out_dir(place, overwrite=True)
+
+
+def test_a_seed_that_runs_out_is_refused_before_decoding(tiny_target, monkeypatch):
+    monkeypatch.setattr("ddtree_lab.decode.generate", None)
+    prompts = [Prompt(id=str(number), text="a") for number in range(2)]
+    with pytest.raises(ValueError, match=r"seed must be at most 2\*\*64 - 2"):
+        run_comparison(tiny_target, ToyDrafter(tiny_target.vocab_size), prompts, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize("field", ["id", "text", "category"])
+def test_a_prompt_that_cannot_be_written_is_refused(field):
+    for wrong in ("a\ud800", "\udfffb", "\udcff"):
+        with pytest.raises(ValueError, match=f"{field.replace('text', 'prompt')} must be text that UTF-8 can hold"):
+            Prompt(**{"id": "1", "text": "a", field: wrong})
+    assert getattr(Prompt(**{"id": "1", "text": "a", field: "\U0001f600\ud7ff\ue000"}), field)
+
+
+def test_a_pipe_a_device_and_a_huge_file_are_no_prompts(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    with open(tmp_path / "big.txt", "wb") as file:
+        file.truncate(2**40)
+    for name, fault in (("pipe", "not a regular file"), ("zero", "not a regular file"), ("big", "larger than")):
+        with pytest.raises(OSError, match=f"{fault}.*{name}.txt"):
+            read_prompts(tmp_path / f"{name}.txt")
 
 
 def test_a_file_and_a_place_that_cannot_be_written_are_refused_early(tmp_path):

@@ -31,6 +31,7 @@ from ddtree_lab.target.random import random_model
 from ddtree_lab.trace import load_trace, replay, save_trace
 from ddtree_lab.tree import build_best_first, build_chain
 from ddtree_lab.tree.ranking import rank_rows
+from ddtree_lab.tree.validate import MAX_BUDGET
 from ddtree_lab.types import DraftTree
 
 DRAFTED_MODES = ("chain", "eagle_linear", "tree_walk")
@@ -191,7 +192,7 @@ def test_a_budget_beyond_every_path_takes_them_all(letters, kind, block_size, ev
     expected = greedy(letters, prompt, 16)
     drafter = make_drafter(kind, letters, expected, block_size)
     for mode in DRAFTED_MODES:
-        result = generate(letters, drafter, prompt, mode=mode, budget=10_000, max_new_tokens=16)
+        result = generate(letters, drafter, prompt, mode=mode, budget=MAX_BUDGET, max_new_tokens=16)
         assert result.output_ids == expected
         nodes = block_size - 1 if mode == "chain" else everything
         assert {round_.tree.budget_used for round_ in result.rounds} == {nodes}

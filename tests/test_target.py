@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import logging
+import os
 import resource
 import sys
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from ddtree_lab.target.cache import TreeCache
 from ddtree_lab.target.dense import DenseTarget, attention_windows
 from ddtree_lab.target.load import load_target
+from ddtree_lab.target.quiet import quiet_libraries
 from ddtree_lab.target.random import PRESETS, preset_config, random_model
 from ddtree_lab.types import DraftTree
 
@@ -447,12 +449,10 @@ def test_a_saved_folder_loads_and_gives_the_same_logits(tmp_path, targets):
 
 
 def test_names_that_cannot_be_loaded_raise_one_clear_line(tmp_path, monkeypatch):
-    import transformers
-
     def offline(*args, **kwargs):
         raise OSError("no such repository\nand many more lines")
 
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
+    monkeypatch.setattr("huggingface_hub.model_info", offline)
     for name, message in [
         (
             "random:tiny-hybrids",
@@ -545,6 +545,83 @@ def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_alloc
         load_target(str(saved))
     assert "\n" not in str(caught.value)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+ODD_VALUES = [None, -1, 0, 1.5, True, "x", [], {}, [1], {"a": 1}, 10**30]
+ODD_FIELDS = (
+    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size hidden_act dtype "
+    "rope_parameters rope_theta architectures model_type id2label num_labels quantization_config layer_types "
+    "rms_norm_eps max_position_embeddings pad_token_id eos_token_id auto_map tie_word_embeddings text_config"
+)
+
+
+@pytest.mark.parametrize("field", ODD_FIELDS.split())
+def test_any_value_of_a_config_field_loads_or_is_one_line_that_names_the_target(field, saved):
+    fields = json.loads((saved / "config.json").read_text())
+    for value in ODD_VALUES:
+        (saved / "config.json").write_text(json.dumps({**fields, field: value}))
+        try:
+            load_target(str(saved))
+        except ValueError as error:
+            assert str(error).startswith(f"cannot load target {str(saved)!r}: ") and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "5", "[" * 100_000, '{"a":' * 100_000, "\0"])
+def test_a_config_that_is_no_json_object_is_one_line_that_names_the_target(text, saved):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(ValueError, match="cannot load target") as caught:
+        load_target(str(saved))
+    assert str(saved) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+def test_a_pipe_or_a_device_in_a_folder_is_refused_unread(make, name, saved):
+    (saved / name).unlink(missing_ok=True)
+    make(saved / name)
+    with pytest.raises(ValueError, match=r"not a regular file|has no config\.json"):
+        load_target(str(saved))
+
+
+@pytest.mark.parametrize("error", [ImportError, ZeroDivisionError, AttributeError, RecursionError, MemoryError])
+def test_whatever_a_library_raises_names_the_target(error, saved, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error("argument of type 'int' is not iterable:\n  in the config\nmore")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", fail)
+    message = "cannot load target .*: argument of type 'int' is not iterable: in the config "
+    with pytest.raises(ValueError, match=message) as caught:
+        load_target(str(saved))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_the_local_cache_of_the_hub_serves(saved, monkeypatch):
+    from transformers import AutoConfig
+
+    asked, read = [], AutoConfig.from_pretrained
+
+    def refuse(hub_id, *, timeout):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+        raise OSError("no network")
+
+    def cached(hub_id, **where):
+        asked.append(where["local_files_only"])
+        return read(str(saved), **where)
+
+    monkeypatch.setattr("huggingface_hub.model_info", refuse)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args: str(saved / "config.json"))
+    monkeypatch.setattr(AutoConfig, "from_pretrained", cached)
+    with pytest.raises(ValueError, match="cannot load target 'some/model'"):  # its weights are not in the cache
+        load_target("some/model")
+    assert asked == [True]
+
+
+def test_libraries_log_nothing_while_loading_and_as_before_afterwards(caplog):
+    loggers = [logging.getLogger(name) for name in ("transformers.modeling_utils", "huggingface_hub.utils._http")]
+    before = [logger.getEffectiveLevel() for logger in loggers]
+    with quiet_libraries():
+        assert not any(logger.isEnabledFor(logging.CRITICAL) for logger in loggers)
+    assert [logger.getEffectiveLevel() for logger in loggers] == before
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])

@@ -43,13 +43,6 @@ def assert_same(one: RunResult, other: RunResult) -> None:
             assert bits[0].dtype == bits[1].dtype and torch.equal(*bits), name
 
 
-def with_draft_log_probs(result: RunResult, values: torch.Tensor) -> RunResult:
-    first = result.rounds[0]
-    log_probs = first.draft_log_probs.clone()
-    log_probs.view(-1)[: len(values)] = values
-    return with_first_round(result, replace(first, draft_log_probs=log_probs))
-
-
 def with_first_round(result: RunResult, first: Round) -> RunResult:
     return replace(result, rounds=[first, *result.rounds[1:]])
 
@@ -65,12 +58,15 @@ def test_a_saved_run_loads_bit_for_bit(tmp_path, mode, suffix):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_extreme_floats_and_large_ids_survive(tmp_path, suffix):
-    bits = torch.tensor([1, -(2**31), -(2**31) + 1, 0x00800000, 0x3DCCCCCD, 0x7F7FFFFF, -8388608], dtype=torch.int32)
-    drawn = torch.randn(32, generator=torch.Generator().manual_seed(3)) * 1e-20
-    result = with_draft_log_probs(sample_run(), torch.cat([bits.view(torch.float32), drawn]))
-    ids = result.rounds[0].draft_token_ids.clone()
-    ids[0, 0] = 2**40
-    result = with_first_round(result, replace(result.rounds[0], draft_token_ids=ids))
+    result = sample_run()
+    first = result.rounds[0]
+    bits = torch.tensor([1, 0, 0x007FFFFF, 0x00800000, 0x3DCCCCCD, 0x7F7FFFFF, 0x7F800000], dtype=torch.int32)
+    drawn = torch.rand(len(first.tree) - len(bits), generator=torch.Generator().manual_seed(3)) * 1e-20
+    gaps = torch.cat([bits.view(torch.float32), drawn])
+    ids = first.draft_token_ids.clone()
+    ids[-1, -1] = 2**40
+    target = replace(first.target, gaps=gaps, node_log_probs=-gaps)
+    result = with_first_round(result, replace(first, draft_token_ids=ids, target=target))
     save_trace(result, tmp_path / f"run{suffix}")
     assert_same(load_trace(tmp_path / f"run{suffix}"), result)
 
@@ -115,6 +111,8 @@ def test_stats_or_meta_that_json_cannot_hold_are_refused(tmp_path):
         save_trace(replace(result, stats={3: 1}), tmp_path / "run.jsonl")
     with pytest.raises(ValueError, match="stats must hold finite numbers"):
         save_trace(replace(result, stats={"tau": math.nan}), tmp_path / "run.safetensors")
+    with pytest.raises(ValueError, match="meta must be a dict, got None"):
+        save_trace(replace(result, meta=None), tmp_path / "run.jsonl")
     with pytest.raises(ValueError, match="cannot write"):
         save_trace(replace(result, meta={"prompt": "\ud800"}), tmp_path / "run.jsonl")
     assert not os.listdir(tmp_path)
@@ -218,7 +216,21 @@ def edit_jsonl(file: Path, line: int, changes: dict[str, object]) -> None:
         (2, {"tree__token_ids": "abc"}, "line 2: tree.token_ids must be a list"),
         (2, {"target__gaps": [1.0]}, "round 0: target.gaps must have shape"),
         (2, {"draft__log_probs": [["nan"] * 8] * 5}, "line 2: draft.log_probs must hold numbers"),
-        (2, {"draft__log_probs": [["inf"] * 8] * 5}, "round 0: draft.log_probs holds"),
+        (2, {"draft__log_probs": [["inf"] * 8] * 5}, "round 0: draft.log_probs must not be above 0"),
+        (2, {"draft__log_probs": [[-2.0, -1.0, *[-3.0] * 6]] * 5}, "round 0: draft.log_probs must fall"),
+        (2, {"draft__token_ids": [[49] * 8] * 5}, "round 0: node .* is not the draft's of its depth and rank"),
+        (2, {"target__log_probs": [0.5] * 13}, "round 0: target.log_probs must not be above 0"),
+        (2, {"target__node_log_probs": [0.5] * 13}, "round 0: target.node_log_probs must not be above 0"),
+        (2, {"target__node_ranks": [1] * 13}, "round 0: target.node_ranks must be 0 at the root"),
+        (2, {"draft_shape": [2**31, 0]}, "line 2: draft_shape must be"),
+        (2, {"draft_shape": [5, 0]}, "line 2: draft_shape must be"),
+        (2, {"draft_shape": [5, 33]}, "line 2: draft_shape must be"),
+        (2, {"draft_shape": [4097, 8]}, "line 2: draft_shape must be"),
+        (1, {"version": True}, "version must be 1, got True"),
+        (1, {"version": 1.0}, "version must be 1, got 1.0"),
+        (1, {"rounds": True}, "rounds must be 0 to 131072, got True"),
+        (1, {"rounds": 2**17 + 1}, "rounds must be 0 to 131072, got 131073"),
+        (1, {"rounds": -1}, "rounds must be 0 to 131072"),
         (2, {"draft__log_probs": [[-1e300] * 8] * 5}, "line 2: draft.log_probs holds a number beyond"),
         (2, {"draft__log_probs": [[-(10**400)] * 8] * 5}, "line 2: draft.log_probs: "),
     ],
@@ -270,12 +282,44 @@ def test_lengths_that_do_not_add_up_are_refused(tmp_path):
     save_trace(sample_run(), path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    for column, value in ((3, 2**62), (3, -5), (4, 2**62), (5, 0), (6, 1000), (7, -1), (3, 1)):
+    for column, value in ((3, 2**62), (3, -5), (4, 2**62), (4, 2**31), (5, 33), (5, 0), (6, 1000), (7, -1), (3, 1)):
         tensors = load_file(path)
         tensors["rounds"][0, column] = value
         save_file(tensors, tmp_path / "bad.safetensors", metadata=metadata)
         with pytest.raises(ValueError, match=r"bad\.safetensors: "):
             load_trace(tmp_path / "bad.safetensors")
+
+
+def test_a_draft_without_columns_is_refused_before_it_takes_memory(tmp_path):
+    path = tmp_path / "run.safetensors"
+    save_trace(sample_run(), path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors["rounds"][:, 4], tensors["rounds"][:, 5] = 2**31, 0
+    tensors |= {name: tensors[name][:0].clone() for name in ("draft.token_ids", "draft.log_probs")}
+    save_file(tensors, tmp_path / "bad.safetensors", metadata=metadata)
+    with pytest.raises(ValueError, match=r"bad\.safetensors: draft_shape must be"):
+        load_trace(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"trace": "null"}, {"trace": "[]"}, {"trace": '{"version": true}'}])
+def test_metadata_that_is_no_trace_is_refused(tmp_path, metadata):
+    path = tmp_path / "run.safetensors"
+    save_trace(sample_run(), path)
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8 : 8 + length]) | {"__metadata__": metadata}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+    with pytest.raises(ValueError, match=r"run\.safetensors: (header: the metadata|not a ddtree-trace)"):
+        load_trace(path)
+
+
+def test_more_lines_than_rounds_may_be_are_not_split(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b"\n" * 2**18)
+    with pytest.raises(ValueError, match="more than the limit of 131072 rounds"):
+        load_trace(path)
 
 
 def test_missing_or_mistyped_arrays_are_refused(tmp_path):
@@ -311,11 +355,13 @@ def test_a_folder_a_device_and_a_huge_file_are_not_read(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         load_trace(tmp_path / "d.jsonl")
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match="not a regular file"):
-        load_trace(tmp_path / "zero.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for name in ("zero", "pipe"):
+        with pytest.raises(OSError, match="not a regular file"):
+            load_trace(tmp_path / f"{name}.jsonl")
     with open(tmp_path / "big.safetensors", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ValueError, match="beyond the limit"):
+    with pytest.raises(OSError, match="larger than"):
         load_trace(tmp_path / "big.safetensors")
 
 

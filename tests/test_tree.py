@@ -345,6 +345,28 @@ def test_fields_of_the_wrong_kind_raise():
         check_tree(**{**VALID, "log_probs": ["a", "b", "c", "d"]})
 
 
+@pytest.mark.parametrize("field", list(VALID))
+@pytest.mark.parametrize("kind", [bool, complex, float, str, None, 2**70])
+@pytest.mark.parametrize("hold", [list, np.array, torch.tensor])
+def test_a_tree_is_not_made_of_other_kinds_of_number(field, kind, hold):
+    if field == "log_probs" and kind is float:
+        return
+    values = [kind(value) for value in VALID[field]] if isinstance(kind, type) else [kind] * len(VALID[field])
+    if hold is torch.tensor and kind in (str, None, 2**70):
+        return
+    wanted = "real numbers" if field == "log_probs" else "integers"
+    with pytest.raises(TypeError, match=f"{field} must hold {wanted}"):
+        DraftTree(**{**VALID, field: hold(values)})
+
+
+def test_path_log_probabilities_may_be_any_real_numbers():
+    for held in ([0, -1, -1, -2], np.array([0, -1, -1, -2]), torch.tensor([0, -1, -1, -2], dtype=torch.float16)):
+        tree = DraftTree(**{**VALID, "log_probs": held})
+        assert torch.equal(tree.log_probs, torch.tensor([0.0, -1.0, -1.0, -2.0]))
+    with pytest.raises(ValueError, match="parents is empty"):
+        DraftTree([], [], [], [], [])
+
+
 def test_broken_trees_are_found_in_bounded_time():
     size = 100_000
     ring = torch.arange(size).roll(-1)

@@ -7,6 +7,7 @@ of what a drafter borrows or derives (``IGNORED``); those are never read, the ta
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from ddtree_lab.draft.dflash_model import SIZES, DFlashConfig, DFlashModel
+from ddtree_lab.draft.dflash_model import OTHER_FIELDS, SIZES, DFlashConfig, DFlashModel
 from ddtree_lab.files import replacing
 
 IGNORED = ("rotary_emb.inv_freq", "embed_tokens.weight", "lm_head.weight")
-OTHER_FIELDS = (
-    "hidden_act",
-    "max_position_embeddings",
-    "initializer_range",
-    "rms_norm_eps",
-    "attention_bias",
-    "attention_dropout",
-    "use_sliding_window",
-    "sliding_window",
-    "layer_types",
-)
 
 
 def load_model(folder: str | Path) -> DFlashModel:
@@ -41,11 +31,15 @@ def load_model(folder: str | Path) -> DFlashModel:
     folder = Path(folder)
     config = DFlashConfig.from_folder(folder)
     weights = _read_weights(folder)
+    layers = {key.split(".")[1] for key in weights if key.startswith("layers.")}
+    wanted = config.qwen3.num_hidden_layers
+    if wanted > len(layers):
+        raise ValueError(f"drafter {folder}: config.json says {wanted} layers, the weights have {len(layers)}")
     try:
         with torch.device("meta"):
             model = DFlashModel(config)
-    except (RuntimeError, TypeError, OverflowError) as error:
-        raise ValueError(f"drafter {folder}: config.json asks for weights of an impossible size") from error
+    except Exception as error:  # torch and the rope functions have no class of their own for this
+        raise ValueError(f"drafter {folder}: config.json asks for weights or a rope of an impossible size") from error
     expected = model.state_dict()
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())
@@ -59,8 +53,10 @@ def load_model(folder: str | Path) -> DFlashModel:
             )
         if not weight.is_floating_point():
             raise ValueError(f"drafter {folder}: {key} has dtype {weight.dtype}; it must be a floating point one")
+        if not weight.float().isfinite().all():
+            raise ValueError(f"drafter {folder}: {key} has a value that is not finite")
     model.load_state_dict(weights, assign=True)
-    model.rotary_emb = Qwen3RotaryEmbedding(config.qwen3)
+    model.rotary_emb = _rotary(config, folder)
     return model
 
 
@@ -83,12 +79,28 @@ def save_drafter(
         config_file.write_text(config, encoding="utf-8")
 
 
+def _rotary(config: DFlashConfig, folder: Path) -> Qwen3RotaryEmbedding:
+    """The rotary frequencies, which have no weight: ValueError when config.json leads to none or not to finite ones."""
+    try:
+        rotary = Qwen3RotaryEmbedding(config.qwen3)
+        finite = bool(rotary.inv_freq.isfinite().all()) and math.isfinite(rotary.attention_scaling)
+        whole = 2 * rotary.inv_freq.numel() == config.qwen3.head_dim
+        usable, reason = finite and whole, "its angles are not finite" if whole else "it does not turn whole heads"
+    except Exception as error:  # the rope functions divide, take logarithms and index without a check
+        usable, reason = False, " ".join(str(error).split()) or type(error).__name__
+    if not usable:
+        raise ValueError(f"drafter {folder}: the rope parameters of config.json cannot be used ({reason})")
+    return rotary
+
+
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"drafter {folder}: no .safetensors file")
     weights: dict[str, Tensor] = {}
     for file in files:
+        if not file.is_file():
+            raise ValueError(f"drafter {folder}: {file.name} cannot be read (not a regular file)")
         try:
             weights.update(load_file(file))
         except (OSError, SafetensorError) as error:

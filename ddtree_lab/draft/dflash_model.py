@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
+
+from ddtree_lab.files import read_bounded
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 SIZES = (
@@ -33,11 +35,28 @@ SIZES = (
     "num_key_value_heads",
     "head_dim",
 )
+OTHER_FIELDS = (
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "attention_bias",
+    "attention_dropout",
+    "use_sliding_window",
+    "sliding_window",
+    "layer_types",
+)
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+CONFIG_BYTES = 1 << 24
 MOST = {"num_hidden_layers": 1024, "block_size": 1024}  # what no weight's shape bounds, far above any published drafter
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)
@@ -82,7 +101,9 @@ class DFlashConfig:
                 f"drafter config: num_attention_heads is {heads}; it must be a multiple of num_key_value_heads {groups}"
             )
         layers = fields["num_hidden_layers"]
-        layer_types = fields.get("layer_types") or ["full_attention"] * layers
+        layer_types = fields.get("layer_types")
+        if layer_types is None:
+            layer_types = ["full_attention"] * layers
         if not isinstance(layer_types, list):
             raise ValueError(f"drafter config: layer_types is {layer_types!r}; it must be a list")
         unknown = [t for t in layer_types if t not in LAYER_TYPES]
@@ -119,10 +140,10 @@ class DFlashConfig:
     def from_folder(cls, folder: Path) -> DFlashConfig:
         path = folder / "config.json"
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads(read_bounded(path, CONFIG_BYTES))
         except OSError as error:
             raise ValueError(f"drafter {folder}: config.json cannot be read ({error.strerror})") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"drafter {folder}: config.json is not valid JSON ({error})") from error
         if not isinstance(fields, dict):
             raise ValueError(f"drafter {folder}: config.json does not hold an object")
@@ -146,17 +167,32 @@ class DFlashConfig:
 
 
 def _qwen3_config(fields: dict[str, Any]) -> Qwen3Config:
+    used = {key: fields[key] for key in SIZES + OTHER_FIELDS + ROPE_FIELDS if key in fields}
     try:
-        config = Qwen3Config(**copy.deepcopy(fields))
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        config = Qwen3Config(**copy.deepcopy(used))
+    except Exception as error:  # transformers meets a field it did not expect with any class at all
         raise ValueError(f"drafter config: {' '.join(str(error).split())}") from error
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
-        known = ", ".join(("default", *ROPE_INIT_FUNCTIONS))
-        raise ValueError(f"drafter config: rope_type is {rope_type!r}; known are {known}")
-    if config.hidden_act not in ACT2FN:
+    if not _is_count(config.max_position_embeddings):
+        raise ValueError(
+            f"drafter config: max_position_embeddings is {config.max_position_embeddings!r}; it must be an integer of "
+            "at least 1"
+        )
+    if not _is_positive(config.rms_norm_eps):
+        raise ValueError(f"drafter config: rms_norm_eps is {config.rms_norm_eps!r}; it must be a positive number")
+    _check_rope(config.rope_parameters)
+    if not isinstance(config.hidden_act, str) or config.hidden_act not in ACT2FN:
         raise ValueError(f"drafter config: hidden_act is {config.hidden_act!r}; known are {', '.join(ACT2FN)}")
     return config
+
+
+def _check_rope(rope: Any) -> None:
+    rope_type = rope.get("rope_type") if isinstance(rope, dict) else None
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    if rope_type not in known:
+        raise ValueError(f"drafter config: rope_type is {rope_type!r}; known are {', '.join(known)}")
+    for key in ("rope_theta", "factor") if "factor" in rope else ("rope_theta",):
+        if not _is_positive(rope.get(key)):
+            raise ValueError(f"drafter config: rope {key} is {rope.get(key)!r}; it must be a positive finite number")
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ddtree_lab.draft.ngram import NGramDrafter
 from ddtree_lab.draft.protocol import Drafter
 from ddtree_lab.draft.toy import ToyDrafter
 from ddtree_lab.target.protocol import Target
+from ddtree_lab.target.quiet import quiet_libraries
 
 EMBEDDED = "smollm2-135m-instruct-dflash"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -55,7 +56,8 @@ def _download(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=["config.json", "*.safetensors"]))
+        with quiet_libraries():
+            return Path(snapshot_download(hub_id, allow_patterns=["config.json", "*.safetensors"]))
     except Exception as error:  # the client raises a dozen unrelated classes: HTTP, validation, offline, disk
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

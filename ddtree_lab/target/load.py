@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ddtree_lab.files import read_bounded
 from ddtree_lab.target.dense import DenseTarget, attention_windows
 from ddtree_lab.target.embedded import HUB_ID, INSTALL_LINE, embedded_source
 from ddtree_lab.target.protocol import Target
+from ddtree_lab.target.quiet import quiet_libraries
 from ddtree_lab.target.random import PRESETS, preset_config, random_model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _RANDOM = "random:"
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+_CONFIG_BYTES = 1 << 24
+_MOST_LABELS = 1 << 16
+_HUB_SECONDS = 10.0
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -38,7 +40,7 @@ def load_target(name_or_path: str, *, device: str | torch.device = "auto", dtype
     if name.startswith(_RANDOM):
         config = preset_config(name.removeprefix(_RANDOM))
         return DenseTarget(random_model(config, dtype=kind or config.dtype or torch.float32).to(place), name=name)
-    with _bars_on_terminal_only():
+    with quiet_libraries():
         if name != "embedded":
             return _load_checkpoint(name, name, place, kind)
         source = embedded_source()
@@ -51,42 +53,75 @@ def load_target(name_or_path: str, *, device: str | torch.device = "auto", dtype
 
 
 def _load_checkpoint(source: str, name: str, device: torch.device, dtype: torch.dtype | None) -> DenseTarget:
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     folder = Path(source).expanduser()
-    local = folder.is_dir()
-    if local and not (folder / "config.json").is_file():
-        raise ValueError(f"target folder {source!r} has no config.json")
-    location = str(folder) if local else source
-    where = {"trust_remote_code": False, "local_files_only": local}
     try:
-        sizes = _weight_sizes(folder) if local else None
-        if sizes:
-            _check_layer_counts(json.loads((folder / "config.json").read_text(encoding="utf-8")), most=len(sizes))
+        local = folder.is_dir()
+        location = str(folder) if local else source
+        sizes = _check_folder(folder) if local else None
+        where = {"trust_remote_code": False, "local_files_only": local or not _hub_answers(source)}
         config = AutoConfig.from_pretrained(location, **where)
         attention_windows(config.get_text_config())  # refuse before the weights are read
         if sizes:
             _check_memory(config, sizes)
-        with _without_load_report():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                location,
-                config=config,
-                dtype=dtype or "auto",
-                attn_implementation="sdpa",
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # reported below, by name
-                output_loading_info=True,
-                **where,
-            )
+        model, report = AutoModelForCausalLM.from_pretrained(
+            location,
+            config=config,
+            dtype=dtype or "auto",
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+            output_loading_info=True,
+            **where,
+        )
         _check_weights(report, only_text=config.get_text_config() is config)
         has_tokenizer = not local or any((folder / file).is_file() for file in _TOKENIZER_FILES)
         tokenizer: Any | None = AutoTokenizer.from_pretrained(location, **where) if has_tokenizer else None
         return DenseTarget(model.to(device), name=name, tokenizer=tokenizer)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # transformers meets a config it did not expect with any class at all
         known = f"'embedded', 'random:' with {', '.join(PRESETS)}, a local folder or a hub id"
-        raise ValueError(f"cannot load target {source!r}: {reason} (targets: {known})") from error
+        raise ValueError(f"cannot load target {source!r}: {_reason(error)} (targets: {known})") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of ``error``, with the next one when the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+def _hub_answers(hub_id: str) -> bool:
+    """Whether the hub can be asked for the files of ``hub_id``; False when only the local cache has them.
+
+    One request: without a network, transformers repeats each of its own for most of a minute. Raises the hub client's
+    error when the files are in neither place.
+    """
+    import huggingface_hub
+
+    try:
+        huggingface_hub.model_info(hub_id, timeout=_HUB_SECONDS)
+    except Exception:
+        if isinstance(huggingface_hub.try_to_load_from_cache(hub_id, "config.json"), str):
+            return False
+        raise
+    return True
+
+
+def _check_folder(folder: Path) -> list[int]:
+    """The number of elements of every tensor in a checkpoint folder that has a chance to load.
+
+    ValueError when it holds a pipe or a device, which could be read for ever, or more layers than weights.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError("the folder has no config.json")
+    for file in sorted(folder.iterdir()):
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise ValueError(f"{file.name} is not a regular file")
+    sizes = _weight_sizes(folder)
+    if not sizes:
+        raise ValueError("the folder has no weights in .safetensors files")
+    _check_counts(json.loads(read_bounded(folder / "config.json", _CONFIG_BYTES)), most=len(sizes))
+    return sizes
 
 
 def _weight_sizes(folder: Path) -> list[int]:
@@ -100,12 +135,14 @@ def _weight_sizes(folder: Path) -> list[int]:
     return sizes
 
 
-def _check_layer_counts(fields: Any, *, most: int) -> None:
-    """ValueError when a config.json, or a part of it, has more layers than there are weights: configs list them all."""
+def _check_counts(fields: Any, *, most: int) -> None:
+    """ValueError when a config.json or a part of it has more layers than weights or too many labels: all are listed."""
     for key, value in fields.items() if isinstance(fields, dict) else ():
         if key in _LAYER_COUNTS and isinstance(value, int) and value > most:
             raise ValueError(f"config.json says {key} {value}, the weights are {most} tensors")
-        _check_layer_counts(value, most=most)
+        if key == "num_labels" and isinstance(value, int) and value > _MOST_LABELS:  # no weight of a target bounds it
+            raise ValueError(f"config.json says num_labels {value}, at most {_MOST_LABELS} are allowed")
+        _check_counts(value, most=most)
 
 
 def _check_memory(config: Any, sizes: list[int]) -> None:
@@ -158,37 +195,3 @@ def _resolve_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     if kind not in _DTYPES.values():
         raise ValueError(f"dtype must be auto, {', '.join(_DTYPES)} or one of those torch dtypes, got {dtype!r}")
     return kind
-
-
-@contextlib.contextmanager
-def _bars_on_terminal_only() -> Iterator[None]:
-    """transformers draws progress bars on any standard error, and in a notebook as widgets; here on a terminal only."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-    from transformers.utils import logging as switches
-
-    if sys.stderr.isatty() or not switches.is_progress_bar_enabled():
-        yield
-        return
-    hub_was_silent = are_progress_bars_disabled()
-    switches.disable_progress_bar()
-    try:
-        yield
-    finally:
-        switches.enable_progress_bar()
-        if hub_was_silent:
-            disable_progress_bars()
-
-
-@contextlib.contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Leaves out transformers' table of weights that do not fit; every other warning of it is let through."""
-    logger = logging.getLogger("transformers.modeling_utils")
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)

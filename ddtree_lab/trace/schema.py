@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from ddtree_lab.trace.replay import replay
-from ddtree_lab.types import MODES, Acceptance, DraftTree, Round, RunResult, TargetView
+from ddtree_lab.types import MODES, RECORDED_RANKS, Acceptance, DraftTree, Round, RunResult, TargetView
 
 FORMAT = "ddtree-trace"
 VERSION = 1
 STOP_REASONS = ("stop", "length")
 MAX_JSON_DEPTH = 32
+MAX_ROUNDS = 2**17
+MAX_DEPTHS = 4096
+LOG_PROB_ROUNDING = 1e-4  # a log-probability may be this far above 0
 
 
 class ArraySpec(NamedTuple):
@@ -57,7 +60,7 @@ def header_of(result: RunResult) -> dict[str, Any]:
 
     Raises TypeError or ValueError naming ``stats`` or ``meta`` when they hold what JSON cannot keep.
     """
-    return {
+    header = {
         "format": FORMAT,
         "version": VERSION,
         "mode": result.mode,
@@ -66,17 +69,20 @@ def header_of(result: RunResult) -> dict[str, Any]:
         "stats": json_value(result.stats, name="stats"),
         "meta": json_value(result.meta, name="meta"),
     }
+    return check_header(header)
 
 
 def check_header(header: object) -> dict[str, Any]:
     """The header when it is one of this format and version; ValueError otherwise."""
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT} file")
-    if header.get("version") != VERSION:
+    if type(header.get("version")) is not int or header["version"] != VERSION:
         raise ValueError(f"version must be {VERSION}, got {header.get('version')!r:.40}")
     for name, kind in (("mode", str), ("stop_reason", str), ("rounds", int), ("stats", dict), ("meta", dict)):
         if not isinstance(header.get(name), kind):
             raise ValueError(f"header: {name} must be a {kind.__name__}, got {header.get(name)!r:.40}")
+    if isinstance(header["rounds"], bool) or not 0 <= header["rounds"] <= MAX_ROUNDS:
+        raise ValueError(f"header: rounds must be 0 to {MAX_ROUNDS}, got {header['rounds']!r:.40}")
     return header | {name: json_value(header[name], name=name) for name in ("stats", "meta")}
 
 
@@ -119,12 +125,24 @@ def round_from(arrays: Mapping[str, Tensor], scalars: RoundScalars, stage_second
     )
 
 
+def check_draft_shape(depths: int, width: int) -> None:
+    """ValueError unless a draft may have the shape [depths, width]."""
+    if not 0 <= depths <= MAX_DEPTHS or not min(depths, 1) <= width <= RECORDED_RANKS:
+        raise ValueError(
+            f"draft_shape must be [D, K] with D <= {MAX_DEPTHS} and K from 1 (0 where D is 0) to {RECORDED_RANKS}, "
+            f"got [{depths}, {width}]"
+        )
+
+
 def check_result(result: RunResult) -> None:
     """Raise ValueError naming the round and the field unless the run is whole and agrees with itself.
 
     Beyond shapes and finite values: each acceptance is the mode's verdict on the recorded target tokens, the emitted
-    tokens are the path's and the bonus, cut in the last round alone, and the rounds add up to ``output_ids``.
+    tokens are the path's and the bonus, cut in the last round alone, the rounds add up to ``output_ids``, and the
+    tree's nodes are the draft's tokens of their rank, as far as those are recorded.
     """
+    if len(result.rounds) > MAX_ROUNDS:
+        raise ValueError(f"rounds must be at most {MAX_ROUNDS}, got {len(result.rounds)}")
     if result.mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {result.mode!r:.40}")
     if result.stop_reason not in STOP_REASONS:
@@ -184,13 +202,16 @@ def _check_round(round_: Round) -> None:
         raise ValueError(f"draft arrays must share one shape [D, K], got {list(draft_shape)}")
     if int(round_.tree.depths.max()) > draft_shape[0]:
         raise ValueError(f"tree of depth {int(round_.tree.depths.max())} beyond the draft's {draft_shape[0]} depths")
+    _check_draft(round_)
     for name, array in (
         ("draft.log_probs", round_.draft_log_probs),
         ("target.node_log_probs", round_.target.node_log_probs),
         ("target.log_probs", round_.target.log_probs),
     ):
-        if bool((array == math.inf).any()):
-            raise ValueError(f"{name} holds +inf")
+        if bool((array > LOG_PROB_ROUNDING).any()):
+            raise ValueError(f"{name} must not be above 0, got {float(array.max())}")
+    if round_.target.node_ranks[0] != 0:
+        raise ValueError(f"target.node_ranks must be 0 at the root, got {int(round_.target.node_ranks[0])}")
     if not bool(round_.target.log_probs.isfinite().all()):
         raise ValueError("target.log_probs must be finite")
     if bool((round_.target.gaps < 0).any()):
@@ -199,6 +220,20 @@ def _check_round(round_: Round) -> None:
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"stage_seconds[{stage!r:.40}] must be finite and not negative, got {seconds}")
     _check_acceptance(round_)
+
+
+def _check_draft(round_: Round) -> None:
+    """A draft's rows are sorted, and a node whose rank they reach is the draft's token of its depth and rank."""
+    tree, ids, log_probs = round_.tree, round_.draft_token_ids, round_.draft_log_probs
+    check_draft_shape(*ids.shape)
+    if bool((log_probs[:, 1:] > log_probs[:, :-1]).any()):
+        raise ValueError("draft.log_probs must fall along each depth")
+    recorded = (tree.ranks < ids.shape[1]) & (tree.depths > 0)
+    drafted = ids[tree.depths[recorded] - 1, tree.ranks[recorded]]
+    wrong = drafted != tree.token_ids[recorded]
+    if bool(wrong.any()):
+        node = int(recorded.nonzero()[wrong.nonzero()[0, 0], 0])
+        raise ValueError(f"node {node}: token {int(tree.token_ids[node])} is not the draft's of its depth and rank")
 
 
 def _check_acceptance(round_: Round) -> None:

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
-import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddtree_lab.files import read_bounded, replacing
 from ddtree_lab.trace.schema import (
     ARRAYS,
+    MAX_ROUNDS,
     RoundScalars,
     arrays_of,
+    check_draft_shape,
     check_header,
     check_result,
     header_of,
@@ -38,7 +38,6 @@ from ddtree_lab.types import Round, RunResult
 SUFFIXES = (".safetensors", ".jsonl")
 MAX_FILE_BYTES = 256 * 2**20
 MAX_JSON_BYTES = 16 * 2**20  # one line of .jsonl, or the header of .safetensors
-MAX_AXIS = 2**31
 INT64_MAX = 2**63 - 1
 ROUND_COLUMNS = (*RoundScalars._fields, "nodes", "draft_depths", "draft_width", "path", "emitted")
 
@@ -70,7 +69,7 @@ def load_trace(path: str | Path) -> RunResult:
     """
     path = Path(path)
     decode = _decode_jsonl if check_suffix(path) == ".jsonl" else _decode_safetensors
-    data = _read_bounded(path)
+    data = read_bounded(path, MAX_FILE_BYTES)
     try:
         result = decode(data)
         check_result(result)
@@ -88,33 +87,13 @@ def check_suffix(path: str | Path) -> str:
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write ``data`` to a temporary file beside ``path``, flush it to the disk, and rename it to ``path``.
-
-    On any failure nothing is left behind; an OSError is raised again with a message that names ``path``.
-    """
+    """Write ``data`` to ``path`` as ``files.replacing`` does; an OSError is raised again naming ``path``."""
     path = Path(path)
-    temporary = path.parent / f".ddtree-{secrets.token_hex(8)}.tmp"
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
-        raise
-
-
-def _read_bounded(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path}: not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path}: {status.st_size} bytes is beyond the limit of {MAX_FILE_BYTES}")
-        return file.read(MAX_FILE_BYTES)
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror}") from error
 
 
 def _encode_safetensors(result: RunResult) -> bytes:
@@ -151,8 +130,10 @@ def _decode_safetensors(data: bytes) -> RunResult:
         tensors = load(data)
     except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"not a whole safetensors file ({error})") from error
-    metadata = _loads(data[8 : 8 + length], where="header").get("__metadata__", {})
-    header = check_header(_loads(metadata.get("trace", "null").encode(), where="header"))
+    metadata = _loads(data[8 : 8 + length], where="header").get("__metadata__")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("trace"), str):
+        raise ValueError("header: the metadata must hold a trace")
+    header = check_header(_loads(metadata["trace"].encode(), where="header"))
     _check_names(tensors, {"prompt_ids", "output_ids", "rounds", "stage_seconds", *ARRAYS}, where="tensors")
 
     table = _integers_2d(tensors["rounds"], header["rounds"])
@@ -199,8 +180,11 @@ def _split(name: str, flat: Tensor, table: Sequence[Sequence[int]]) -> list[Tens
     """One piece a round of a concatenated array, [D, K] for the draft's. ValueError when the lengths do not add up."""
     columns = ("draft_depths", "draft_width") if ARRAYS[name].shape == "draft" else (ARRAYS[name].shape,)
     shapes = [[row[ROUND_COLUMNS.index(column)] for column in columns] for row in table]
+    for shape in shapes:
+        if len(shape) == 2:
+            check_draft_shape(*shape)
     lengths = [math.prod(shape) for shape in shapes]
-    if sum(lengths) != flat.shape[0] or any(max(shape) > MAX_AXIS for shape in shapes):
+    if sum(lengths) != flat.shape[0]:
         raise ValueError(f"{name} has {flat.shape[0]} values, its rounds ask for {sum(lengths)}")
     return [piece.reshape(shape) for piece, shape in zip(flat.split(lengths), shapes, strict=True)] if lengths else []
 
@@ -226,6 +210,8 @@ def _encode_jsonl(result: RunResult) -> bytes:
 def _decode_jsonl(data: bytes) -> RunResult:
     if not data.endswith(b"\n"):
         raise ValueError("cut short: the last line does not end")
+    if data.count(b"\n") > MAX_ROUNDS + 1:
+        raise ValueError(f"more than the limit of {MAX_ROUNDS} rounds")
     lines = data[:-1].split(b"\n")
     header = check_header(_loads(lines[0], where="line 1"))
     ids = {name: _array(header.get(name), torch.int64, name=name).tolist() for name in ("prompt_ids", "output_ids")}
@@ -263,8 +249,9 @@ def _round_from_line(line: object, index: int) -> Round:
 
 def _draft_shape(value: object) -> tuple[int, int]:
     shape = _array(value, torch.int64, name="draft_shape").tolist()
-    if len(shape) != 2 or min(shape) < 0 or max(shape) > MAX_AXIS:
+    if len(shape) != 2:
         raise ValueError(f"draft_shape must be [D, K], got {shape[:8]}")
+    check_draft_shape(*shape)
     return shape[0], shape[1]
 
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+MAX_BUDGET = 4096  # a round's masks hold budget^2 values, its logits budget times the vocabulary
+
 
 def as_count(name: str, value: object, *, minimum: int = 0) -> int:
     """``value`` as an int of at least ``minimum``.
@@ -28,6 +30,30 @@ def as_count(name: str, value: object, *, minimum: int = 0) -> int:
     if count < minimum:
         raise ValueError(f"{name} must be an integer >= {minimum}, got {count}")
     return count
+
+
+def as_budget(value: object) -> int:
+    """``value`` as the drafted nodes of a round, 0 to ``MAX_BUDGET``. TypeError or ValueError, as ``as_count``."""
+    budget = as_count("budget", value)
+    if budget > MAX_BUDGET:
+        raise ValueError(f"budget must be at most {MAX_BUDGET} drafted nodes, got {budget!r:.40}")
+    return budget
+
+
+def as_vector_of(name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    """``value`` as a CPU tensor of ``dtype``, int64 or float32.
+
+    Raises TypeError naming the field unless it holds integers or, for float32, real numbers; bools are neither.
+    """
+    wanted = "integers" if dtype == torch.int64 else "real numbers"
+    try:
+        given = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"{name} must hold {wanted} that fit {dtype}: {error}") from None
+    inexact = dtype == torch.int64 and given.is_floating_point()
+    if given.numel() and (inexact or given.is_complex() or given.dtype == torch.bool):
+        raise TypeError(f"{name} must hold {wanted}, got {given.dtype}")
+    return torch.as_tensor(value, dtype=dtype, device="cpu")
 
 
 def check_parents(parents: Tensor | ArrayLike) -> NDArray[np.int64]:
