@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from ddtree_lab.prompts import Prompt
@@ -139,8 +139,9 @@ def _compare(args: argparse.Namespace) -> int:
     summary = summarise(comparison)
     print(format_table(summary))
     if args.out is not None:
-        text = _token_text(target)
-        write_outputs(comparison, summary, args.out, decode_token=text, overwrite=args.overwrite)
+        from ddtree_lab.viz.tokens import token_decoder
+
+        write_outputs(comparison, summary, args.out, decode_token=token_decoder(target), overwrite=args.overwrite)
         print(f"\nWritten to {_printable(args.out)}: report.html, summary.json, traces")
     return 0
 
@@ -168,8 +169,9 @@ def _trace_show(args: argparse.Namespace) -> int:
     text = None
     if args.target is not None:
         from ddtree_lab.target.load import load_target
+        from ddtree_lab.viz.tokens import token_decoder
 
-        text = _token_text(load_target(args.target))
+        text = token_decoder(load_target(args.target))
     if args.round is None:
         print(describe_run(result, token_text=text))
     else:
@@ -184,14 +186,6 @@ def _trace_export(args: argparse.Namespace) -> int:
     check_suffix(args.out)
     save_trace(load_trace(args.file), args.out)
     return 0
-
-
-def _token_text(target: Any) -> Callable[[int], str]:
-    """Token texts; a token that the target does not have, as a trace of another may hold, is its number."""
-    tokenizer = target.tokenizer
-    if tokenizer is None:
-        return str
-    return lambda token: tokenizer.decode([token]) if token < target.vocab_size else str(token)
 
 
 def _name(text: str) -> str:

@@ -30,7 +30,7 @@ from ddtree_lab.viz import (
     view_round,
 )
 
-WORDS = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"))
+WORDS = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), vocab_size=10**6)
 
 
 class Tags(HTMLParser):
@@ -104,7 +104,7 @@ def test_a_picture_is_drawn_to_its_own_width_and_says_its_text() -> None:
 
 
 def test_hostile_tokens_stay_text_in_the_page_of_a_picture() -> None:
-    target = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: hostile(ids[0])))
+    target = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: hostile(ids[0])), vocab_size=10**6)
     tree = grow(33, vocabulary=len(HOSTILE) * 50)
     page = show_round(verified(tree, follow(tree, [0, 0, 1])), target)._repr_html_()
     tags = Tags(page).elements

@@ -132,14 +132,6 @@ def view_target(logits: Tensor, tree: DraftTree, *, token_ids: Tensor, params: S
     )
 
 
-def read_target(
-    logits: Tensor, tree: DraftTree, *, params: SamplingParams, generator: torch.Generator | None = None
-) -> TargetView:
-    """``draw_tokens`` and ``view_target`` in one."""
-    token_ids = draw_tokens(logits, params=params, generator=generator)
-    return view_target(logits, tree, token_ids=token_ids, params=params)
-
-
 def _shortlist(log_probs: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
     """Ids and log-probabilities [N, K], best first, of the top-k, or without one of enough tokens to reach top-p."""
     width = log_probs.shape[1]

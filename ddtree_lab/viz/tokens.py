@@ -27,9 +27,11 @@ _MARKUP_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&
 
 
 def token_decoder(target: Target | None) -> Callable[[int], str]:
-    """Token id -> its text by the target's tokenizer; the id itself when there is no target or it has no tokenizer."""
-    tokenizer = None if target is None else target.tokenizer
-    return str if tokenizer is None else lambda token: tokenizer.decode([token])
+    """Token id -> its text by the target's tokenizer; the id itself without a target or tokenizer, and beyond the
+    target's vocabulary, as a trace of another target may hold it."""
+    if target is None or target.tokenizer is None:
+        return str
+    return lambda token: target.tokenizer.decode([token]) if token < target.vocab_size else str(token)
 
 
 def visible(text: str, *, laid_out: bool = False) -> str:
