@@ -24,6 +24,7 @@ from ddtree_lab.rounding import measure_tolerance
 from ddtree_lab.trace.store import MAX_FILE_BYTES, save_trace, write_atomically
 from ddtree_lab.tree.validate import as_budget, as_count
 from ddtree_lab.types import MODES, RunResult
+from ddtree_lab.wording import aligned, counted
 
 if TYPE_CHECKING:
     from ddtree_lab.draft.protocol import Drafter
@@ -218,14 +219,14 @@ def format_table(summary: Mapping[str, Any]) -> str:
         for mode, best in summary["modes"].items()
         for entry in summary["by_budget"].get(mode, {"": best}).values()
     ]
-    parts = [title, "", _aligned([head, *rows])]
+    parts = [title, "", _table([head, *rows])]
     drafted = {mode: entry for mode, entry in summary["modes"].items() if entry["per_depth"]}
     if drafted:
         depths = max(len(entry["per_depth"]) for entry in drafted.values())
         head = ["depth", *(_named(f"{mode} {entry['budget']}", mark) for mode, entry in drafted.items())]
         rows = [[str(depth + 1), *(_depth_cell(entry, depth) for entry in drafted.values())] for depth in range(depths)]
         parts += ["", "Rounds that accepted each depth, of all rounds (of those that accepted the depth before)", ""]
-        parts += [_aligned([head, *rows])]
+        parts += [_table([head, *rows])]
     budget = str(summary["modes"].get("tree_walk", {}).get("budget"))
     counts = summary["linear_against_walk"].get(budget)
     if counts:
@@ -233,8 +234,8 @@ def format_table(summary: Mapping[str, Any]) -> str:
         parts += [
             "",
             f"On tree-walk's own trees of budget {budget}, EAGLE-linear lost {counts['lost_rounds']} of "
-            f"{_counted(counts['rounds'], 'round')} and {_counted(counts['tokens_lost'], 'token')}, with "
-            f"{_counted(counts['false_continuations'], 'false continuation')}, and {won}{mark}.",
+            f"{counted(counts['rounds'], 'round')} and {counted(counts['tokens_lost'], 'token')}, with "
+            f"{counted(counts['false_continuations'], 'false continuation')}, and {won}{mark}.",
         ]
     return "\n".join(parts)
 
@@ -372,14 +373,10 @@ def _identical(entry: Mapping[str, Any], prompts: int) -> str:
         return "-"
     parts = [f"{entry['identical_to_ar']} of {prompts}"]
     if entry["ties"]:
-        parts.append(_counted(entry["ties"], "tie"))
+        parts.append(counted(entry["ties"], "tie"))
     if entry["diverged"]:
         parts.append(f"{entry['diverged']} diverged")
     return ", ".join(parts)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _depth_cell(entry: Mapping[str, Any], depth: int) -> str:
@@ -388,8 +385,6 @@ def _depth_cell(entry: Mapping[str, Any], depth: int) -> str:
     return f"{entry['per_depth'][depth]:.3f} ({_number(entry['per_depth_conditional'][depth], 3)})"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    lines = aligned(rows)
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

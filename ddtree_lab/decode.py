@@ -187,16 +187,16 @@ class _Decoder:
 
 
 def _prompt_tokens(input_ids: Tensor | Sequence[int], target: Target) -> list[int]:
-    wrong = f"input_ids must be token ids, [1, L] or a list of int, got {input_ids!r:.60}"
+    wrong = "input_ids must be token ids, [1, L] or a list of int, got"
     try:
         tokens = torch.as_tensor(input_ids)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(wrong) from None
+        raise TypeError(f"{wrong} {input_ids!r:.60}") from None
     if tokens.ndim == 2 and tokens.shape[0] != 1:
         raise ValueError(f"input_ids must hold one prompt, [1, L] or a list of int, got shape {tuple(tokens.shape)}")
     inexact = tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool
     if tokens.ndim not in (1, 2) or (tokens.numel() and inexact):
-        raise TypeError(wrong)
+        raise TypeError(f"{wrong} {input_ids!r:.60}")
     prompt = tokens.flatten().tolist()
     if not prompt:
         raise ValueError("input_ids is empty; a prompt has at least one token")

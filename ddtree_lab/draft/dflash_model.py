@@ -23,6 +23,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
+from ddtree_lab.checks import is_count
 from ddtree_lab.files import read_bounded
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -49,10 +50,6 @@ OTHER_FIELDS = (
 ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 CONFIG_BYTES = 1 << 24
 MOST = {"num_hidden_layers": 1024, "block_size": 1024}  # what no weight's shape bounds, far above any published drafter
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_positive(value: object) -> bool:
@@ -87,10 +84,10 @@ class DFlashConfig:
             if dflash.get(key):
                 raise ValueError(f"drafter config: dflash_config.{key} is {dflash[key]!r}; it is not supported")
         block_size = fields.get("block_size", dflash.get("block_size"))
-        if not _is_count(block_size):
+        if not is_count(block_size):
             raise ValueError(f"drafter config: block_size is {block_size!r}; it must be an integer of at least 1")
         for key in SIZES:
-            if not _is_count(fields.get(key)):
+            if not is_count(fields.get(key)):
                 raise ValueError(f"drafter config: {key} is {fields.get(key)!r}; it must be an integer of at least 1")
         for key, value in (("num_hidden_layers", fields["num_hidden_layers"]), ("block_size", block_size)):
             if value > MOST[key]:
@@ -113,7 +110,7 @@ class DFlashConfig:
             raise ValueError(f"drafter config: layer_types has {len(layer_types)} entries for {layers} layers")
         sliding = "sliding_attention" in layer_types
         window = fields.get("sliding_window")
-        if sliding and not _is_count(window):
+        if sliding and not is_count(window):
             raise ValueError(
                 f"drafter config: sliding_window is {window!r}; with sliding_attention in layer_types it must be an "
                 "integer of at least 1"
@@ -172,7 +169,7 @@ def _qwen3_config(fields: dict[str, Any]) -> Qwen3Config:
         config = Qwen3Config(**copy.deepcopy(used))
     except Exception as error:  # transformers meets a field it did not expect with any class at all
         raise ValueError(f"drafter config: {' '.join(str(error).split())}") from error
-    if not _is_count(config.max_position_embeddings):
+    if not is_count(config.max_position_embeddings):
         raise ValueError(
             f"drafter config: max_position_embeddings is {config.max_position_embeddings!r}; it must be an integer of "
             "at least 1"

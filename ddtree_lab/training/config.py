@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ddtree_lab.checks import is_count
+
 _SHARE = "from 0 to 1"
 _COUNT = "a whole number of at least 1"
 
@@ -27,9 +29,9 @@ class WriterConfig:
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "answer_cap", "bucket"):
-            _check(name, getattr(self, name), _is_count(getattr(self, name)), _COUNT)
+            _check(name, getattr(self, name), is_count(getattr(self, name)), _COUNT)
         turns = self.user_turns
-        ordered = all(_is_count(low) and _is_count(high) and low <= high for low, high in turns)
+        ordered = all(is_count(low) and is_count(high) and low <= high for low, high in turns)
         _check("user_turns", turns, bool(turns) and ordered, f"one or more shortest-longest, each {_COUNT}")
         for name in ("sampled_share", "opener_share"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, _SHARE)
@@ -62,19 +64,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("text_tokens", "steps", "batch", "anchors", "num_layers", "num_features"):
-            _check(name, getattr(self, name), _is_count(getattr(self, name)), _COUNT)
-        _check("block_size", self.block_size, _is_count(self.block_size - 1), "a whole number of at least 2")
+            _check(name, getattr(self, name), is_count(getattr(self, name)), _COUNT)
+        _check("block_size", self.block_size, is_count(self.block_size - 1), "a whole number of at least 2")
         for name in ("warmup", "seed"):
-            _check(name, getattr(self, name), _is_count(getattr(self, name) + 1), "a whole number of at least 0")
+            _check(name, getattr(self, name), is_count(getattr(self, name) + 1), "a whole number of at least 0")
         for name in ("learning_rate", "decay"):
             _check(name, getattr(self, name), 0 < getattr(self, name) < math.inf, "above 0")
         for name in ("cooldown", "teacher_share"):
             _check(name, getattr(self, name), 0 <= getattr(self, name) <= 1, _SHARE)
         _check("weight_decay", self.weight_decay, 0 <= self.weight_decay < math.inf, "at least 0")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _check(name: str, value: object, allowed: bool, what: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ddtree_lab.metrics import per_depth, per_depth_conditional
 from ddtree_lab.types import RunResult
 from ddtree_lab.viz.tokens import escape, visible
+from ddtree_lab.wording import aligned
 
 NOTHING = "–"
 
@@ -24,9 +25,7 @@ class Table:
     caption: str = ""
 
     def __repr__(self) -> str:
-        rows = (self.head, *self.rows)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+        lines = aligned((self.head, *self.rows))
         return "\n".join([self.caption, *lines] if self.caption else lines)
 
     def _repr_html_(self) -> str:

@@ -9,6 +9,7 @@ from ddtree_lab.accept.linear import flatten_dfs, verify_linear
 from ddtree_lab.accept.walk import walk
 from ddtree_lab.types import Round
 from ddtree_lab.viz.tokens import visible
+from ddtree_lab.wording import counted
 
 Decode = Callable[[int], str]
 
@@ -53,16 +54,16 @@ def describe_verdicts(round: Round, decode_token: Decode = str) -> str:
         return f"Nothing was drafted; the target says {bonus}: 1 token."
     linear, stop = verify_linear(tree, said), view_round(round).linear_stop
     tokens = [_quoted(int(tree.token_ids[node]), decode_token) for node in walked.path[1:]]
-    accepted = f"{walked.num_accepted} of {_counted(tree.budget_used, 'drafted node')}"
+    accepted = f"{walked.num_accepted} of {counted(tree.budget_used, 'drafted node')}"
     fewer = walked.acceptance_length - linear.acceptance_length
     lines = [
         f"Tree-walk accepts {accepted}{': ' + ' '.join(tokens) if tokens else ''}.",
-        f"With the bonus token {bonus} it emits {_counted(walked.acceptance_length, 'token')}.",
+        f"With the bonus token {bonus} it emits {counted(walked.acceptance_length, 'token')}.",
         f"EAGLE-linear accepts {linear.num_accepted}, then {_why_it_ends(round, linear.path[-1], stop, decode_token)}.",
-        f"It emits {_counted(linear.acceptance_length, 'token')}{f', {fewer} fewer' if fewer else ''}.",
+        f"It emits {counted(linear.acceptance_length, 'token')}{f', {fewer} fewer' if fewer else ''}.",
     ]
     if len(round.emitted) < round.acceptance.acceptance_length:
-        kept = _counted(len(round.emitted), "token")
+        kept = counted(len(round.emitted), "token")
         lines.append(f"Output ended within the round: the run kept {kept} of {round.acceptance.acceptance_length}.")
     return "\n".join(lines)
 
@@ -86,7 +87,3 @@ def _why_it_ends(round: Round, last: int, stop: int | None, decode_token: Decode
 
 def _quoted(token: int, decode_token: Decode) -> str:
     return f"“{visible(decode_token(token))}”"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
