@@ -30,8 +30,8 @@ from ddtree_lab.training.network import drafter_config, new_drafter
 from ddtree_lab.training.text import TextFolder, batch_order
 from ddtree_lab.training.trainer import Trainer
 
-_HELD_OUT = 256  # conversations, at most an eighth of all
-_STEPS_PER_EVALUATION = 250
+_HELD_OUT = 128  # conversations, at most an eighth of all
+_STEPS_PER_EVALUATION = 500
 _SECONDS_PER_CHECKPOINT = 120
 
 
