@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from training_samples import MASK, OPENERS, easy_chat_target, tiny_chat_target
 
 import ddtree_lab as dl
 from ddtree_lab.cli import main
+from ddtree_lab.draft.checkpoint import load_model
 from ddtree_lab.draft.dflash import DFlashDrafter
 from ddtree_lab.training import text as text_module
 from ddtree_lab.training.checkpoint import Progress, load_checkpoint
@@ -59,12 +61,13 @@ def written_text(target, tmp_path_factory):
 def make_run(target, tmp_path, written_text):
     """``make_run(name, **changes)``: a run in a folder of that name, with its text written already."""
 
-    def make(name: str, **changes) -> Run:
+    def make(name: str, init_from: Path | None = None, **changes) -> Run:
         out = tmp_path / name
         (out / "work").mkdir(parents=True, exist_ok=True)
         if not (out / "work" / "text").exists():
             (out / "work" / "text").symlink_to(written_text)
-        return Run(target, out, replace(CONFIG, **changes), WRITER, OPENERS, MASK, command="ddtree-lab train-drafter")
+        config = replace(CONFIG, **changes)
+        return Run(target, out, config, WRITER, OPENERS, MASK, command="ddtree-lab train-drafter", init_from=init_from)
 
     return make
 
@@ -218,6 +221,32 @@ def test_a_run_with_other_settings_is_refused_before_any_text_is_written(make_ru
         train(make_run("run", learning_rate=0.5), accelerator)
     with pytest.raises(ValueError, match="was written with steps 6, now it is 7"):
         export(make_run("run", steps=7))
+
+
+def test_a_run_starts_from_the_weights_it_is_given(make_run, accelerator):
+    first = make_run("first")
+    train(first, accelerator)
+    export(first)
+    second = make_run("second", init_from=first.out, learning_rate=1e-30)
+    train(second, accelerator)
+    export(second)
+    given, kept = load_model(first.out).state_dict(), load_model(second.out).state_dict()
+    assert all(torch.equal(value, kept[name]) for name, value in given.items())
+    assert f"started from the weights of the drafter in `{first.out}`" in (second.out / "README.md").read_text()
+    assert "started from random weights" in (first.out / "README.md").read_text()
+    with pytest.raises(ValueError, match="init_from"):
+        train(make_run("second", learning_rate=1e-30), accelerator)
+
+
+@pytest.mark.parametrize("changed", [{"num_layers": 2}, {"block_size": 5}, {"num_features": 1}])
+def test_weights_of_another_network_are_refused_before_any_text_is_written(make_run, accelerator, tmp_path, changed):
+    first = make_run("first")
+    train(first, accelerator)
+    export(first)
+    other = replace(make_run("other", init_from=first.out, **changed), out=tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"drafter {first.out}: .* is .*, this run would train one with"):
+        train(other, accelerator)
+    assert not other.out.exists()
 
 
 def test_a_batch_larger_than_the_text_is_refused(make_run, accelerator):
@@ -375,6 +404,7 @@ def test_the_command_stops_goes_on_and_exports(target_folder, tmp_path, capsys):
         (["--device", "tpu"], "device must be"),
         (["--dtype", "int3"], "dtype must be"),
         (["--export"], "nothing to export"),
+        (["--init-from", "missing"], "missing"),
         (["--evaluation", "missing.json"], "missing.json: No such file"),
     ],
 )

@@ -57,12 +57,17 @@ The target wrote conversations of one user turn and one answer: it sampled the u
 empty user turn, or after one of the short openers in `data/openers.txt`, and answered it, mostly greedily. The drafter
 learned to continue random places in those answers from the target's hidden states (cross-entropy weighted by depth, a
 share of it against the target's distribution; Muon for matrices, AdamW for the rest). No other text was used.
+It started from {_start(facts.settings["init_from"])}.
 
 Command: `{facts.progress.command}`
 
 Machine: {_machine(facts.progress)}
 
 {_table(["setting", "value"], rows)}"""
+
+
+def _start(init_from: str | None) -> str:
+    return "random weights" if init_from is None else f"the weights of the drafter in `{init_from}`"
 
 
 def _figures(facts: CardFacts) -> str:

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help="embedded, a folder or a hub id; it needs a chat template")
     add("--out", required=True, type=Path, help="folder of the drafter; a stopped run goes on when it is given again")
+    add("--init-from", type=Path, metavar="FOLDER", help="start from this drafter's weights (default: random ones)")
     add("--minutes", type=float, help="stop after this time, with what is needed to go on")
     add("--export", action="store_true", help="train nothing: write the drafter and its card from the last checkpoint")
     add("--evaluation", type=Path, metavar="FILE", help="a summary.json of compare, for the card")
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         openers=tuple(data_path("openers.txt").read_text(encoding="utf-8").splitlines()),
         mask_token_id=default_mask_token(target) if args.mask_token_id is None else args.mask_token_id,
         command=args.command_line,
+        init_from=args.init_from,
     )
     if accelerator is None:
         step = export(job, evaluation=evaluation)
@@ -85,7 +87,7 @@ def _accelerator(device: str) -> Any:
     import torch
 
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no" if on_cpu else "bf16", device_placement=False)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False)
     if accelerator.num_processes > 1 and device not in ("auto", "cpu"):
         raise ValueError(f"device must be auto or cpu with several processes, got {device!r}")
     return accelerator

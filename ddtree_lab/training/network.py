@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
-from ddtree_lab.draft.dflash_model import DFlashConfig, DFlashModel
+from ddtree_lab.draft.checkpoint import load_model
+from ddtree_lab.draft.dflash_model import OTHER_FIELDS, SIZES, DFlashConfig, DFlashModel
 from ddtree_lab.target.dense import DenseTarget
 from ddtree_lab.training.config import TrainConfig
 
@@ -58,3 +61,28 @@ def new_drafter(target: DenseTarget, config: TrainConfig, mask_token_id: int) ->
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     return model.to(target.device)
+
+
+def loaded_drafter(folder: Path, wanted: DFlashConfig) -> DFlashModel:
+    """A float32 network on the CPU with the weights of a checkpoint folder.
+
+    Raises ValueError when the folder cannot be read or is ``check_same_network``'s to refuse.
+    """
+    check_same_network(folder, wanted)
+    return load_model(folder).float()
+
+
+def check_same_network(folder: Path, wanted: DFlashConfig) -> None:
+    """Raises ValueError when the config.json of ``folder`` cannot be read or describes another network."""
+    found, wanted_fields = _geometry(DFlashConfig.from_folder(folder)), _geometry(wanted)
+    for name, value in wanted_fields.items():
+        if found[name] != value:
+            raise ValueError(f"drafter {folder}: {name} is {found[name]}, this run would train one with {value}")
+
+
+def _geometry(config: DFlashConfig) -> dict[str, object]:
+    """What two networks share that can take each other's weights and compute the same."""
+    own = {name: getattr(config, name) for name in ("block_size", "mask_token_id", "target_layer_ids", "causal")}
+    ignored = ("initializer_range", "max_position_embeddings")
+    of_qwen3 = [name for name in (*SIZES, *OTHER_FIELDS, "rope_parameters") if name not in ignored]
+    return own | {name: getattr(config.qwen3, name) for name in of_qwen3}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ddtree_lab.draft.checkpoint import save_drafter
-from ddtree_lab.draft.dflash_model import DFlashModel
+from ddtree_lab.draft.dflash_model import DFlashConfig, DFlashModel
 from ddtree_lab.machine import machine_facts
 from ddtree_lab.progress import progress_bar
 from ddtree_lab.target.dense import DenseTarget
@@ -26,7 +26,7 @@ from ddtree_lab.training.config import TrainConfig, WriterConfig
 from ddtree_lab.training.conversations import Batch, Conversations
 from ddtree_lab.training.files import read_header, save_text
 from ddtree_lab.training.log import TrainingLog
-from ddtree_lab.training.network import drafter_config, new_drafter
+from ddtree_lab.training.network import check_same_network, drafter_config, loaded_drafter, new_drafter
 from ddtree_lab.training.text import TextFolder, batch_order
 from ddtree_lab.training.trainer import Trainer
 
@@ -46,6 +46,7 @@ class Run:
     openers: tuple[str, ...]
     mask_token_id: int
     command: str = ""  # for the card
+    init_from: Path | None = None  # drafter folder whose weights the first step starts from; None: random ones
 
     @property
     def text(self) -> TextFolder:
@@ -61,11 +62,22 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """What a run that goes on must share."""
-        return self.text.settings | asdict(self.config) | {"mask_token_id": self.mask_token_id}
+        own = {"mask_token_id": self.mask_token_id, "init_from": self.init_from and str(self.init_from)}
+        return self.text.settings | asdict(self.config) | own
 
     @property
     def checkpoint(self) -> Path:
         return self.out / "work" / "checkpoint.safetensors"
+
+    @property
+    def drafter_config(self) -> DFlashConfig:
+        return drafter_config(self.target, self.config, self.mask_token_id)
+
+    def first_drafter(self) -> DFlashModel:
+        """The float32 network that the first step starts from."""
+        if self.init_from is None:
+            return new_drafter(self.target, self.config, self.mask_token_id)
+        return loaded_drafter(self.init_from, self.drafter_config).to(self.target.device)
 
     def log(self, last_step: int) -> TrainingLog:
         return TrainingLog(self.out / "training_log.jsonl", last_step=last_step)
@@ -76,7 +88,7 @@ def train(run: Run, accelerator: Any, *, minutes: float | None = None) -> int:
 
     A run that was stopped or killed goes on from its last checkpoint when it is called again. ``accelerator`` is
     accelerate's, one in each process. Raises ValueError when the text does not fill a batch, when processes cannot
-    share a batch, or when ``run.out`` holds another run.
+    share a batch, when ``run.out`` holds another run, or when ``run.init_from`` is no drafter that fits.
     """
     started = time.monotonic()
     processes = accelerator.num_processes
@@ -103,7 +115,7 @@ def export(run: Run, *, evaluation: str = "") -> int:
     """
     if not run.checkpoint.exists():
         raise ValueError(f"nothing to export: there is no {run.checkpoint}")
-    model = DFlashModel(drafter_config(run.target, run.config, run.mask_token_id))
+    model = DFlashModel(run.drafter_config)
     progress = load_checkpoint(run.checkpoint, model, settings=run.settings)
     facts = CardFacts(
         target=run.target.name,
@@ -120,7 +132,9 @@ def export(run: Run, *, evaluation: str = "") -> int:
 
 
 def _check_before_writing(run: Run) -> None:
-    drafter_config(run.target, run.config, run.mask_token_id)
+    wanted = run.drafter_config
+    if run.init_from is not None:
+        check_same_network(run.init_from, wanted)
     if run.checkpoint.exists():
         read_header(run.checkpoint, settings=run.settings)
 
@@ -129,7 +143,7 @@ def _train_on(run: Run, text: Conversations, accelerator: Any, *, late: Callable
     held, text = text.split(max(1, min(_HELD_OUT, len(text) // 8)) if len(text) else 0)
     if len(text) < run.config.batch:
         raise ValueError(f"batch must be at most {len(text)}, the conversations of the text, got {run.config.batch}")
-    model = new_drafter(run.target, run.config, run.mask_token_id)
+    model = run.first_drafter()
     trainer = Trainer(run.target, run.config, model, accelerator)
     progress = Progress()
     if run.checkpoint.exists():

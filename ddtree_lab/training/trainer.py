@@ -119,10 +119,11 @@ class Trainer:
         )
 
     def _hidden(self, model: nn.Module, blocks: Blocks, features: Features) -> Tensor:
-        """The drafter's hidden states [B, A, D, hidden] of the mask tokens."""
+        """The drafter's hidden states [B, A, D, hidden] of the mask tokens, in the target's dtype."""
         rows, length = features.final.shape[:2]
         positions = torch.arange(length, device=features.final.device).expand(rows, -1)
-        with self._accelerator.autocast():
+        mixed = self._target.dtype != torch.float32
+        with torch.autocast(self._target.device.type, torch.bfloat16, enabled=mixed):
             hidden = model(
                 self._target.embed(blocks.inputs).float(),
                 blocks.positions,
