@@ -1,8 +1,8 @@
 """The report of a comparison: summary and run results -> one self-contained HTML page.
 
 Figures, chart and tables are written here; the round-by-round view is drawn in the page by ``static/report.js`` from
-embedded JSON whose coordinates come from ``ddtree_lab.viz.layout``. The page fetches nothing: its content security
-policy allows exactly its own style sheet and script, by hash.
+the JSON of ``ddtree_lab.viz.payload``. The page fetches nothing: its content security policy allows exactly its own
+style sheet and script, by hash.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from string import Template
 from typing import Any
 
-from ddtree_lab.types import Round, RunResult
-from ddtree_lab.viz.layout import layout_tree
-from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, tree_style
+from ddtree_lab.types import RunResult
+from ddtree_lab.viz.payload import TokenTable, drawing_payload, round_payload
+from ddtree_lab.viz.svg import static_text, tree_style
 from ddtree_lab.viz.tokens import escape, label, script_json, visible
-from ddtree_lab.viz.verdicts import RoundView, view_round
+from ddtree_lab.viz.verdicts import Decode, RoundView, view_round
 
 MAX_PROMPTS = 12  # prompts whose rounds can be browsed
 MAX_NODES = 100_000  # nodes embedded in the page, about 5 MB
@@ -34,10 +33,7 @@ MODE_NAMES = {
     "eagle_linear": "EAGLE-linear",
     "tree_walk": "tree-walk",
 }
-_LETTERS = {"root": "r", "kept": "k", "beyond": "w", "stop": "s", "bonus": "b", "plain": "."}
 _DASH = "–"
-
-Decode = Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,10 @@ def render_report(summary: Mapping[str, Any], results: Sequence[RunResult], deco
         for index, result in enumerate(results)
         if index in chosen or result.mode == "tree_walk"
     }
-    style = _static("report.css") + tree_style()
-    script = _static("report.js")
+    style = static_text("report.css") + static_text("browse.css") + tree_style()
+    script = static_text("tree.js") + static_text("report.js")
     title = "Draft trees: chain, EAGLE-linear and tree-walk compared"
-    return Template(_static("report.html")).substitute(
+    return Template(static_text("report.html")).substitute(
         policy=f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
         "base-uri 'none'; form-action 'none'",
         title=title,
@@ -432,64 +428,26 @@ def _payload(
     chosen: Mapping[int, int],
     decode: Decode,
 ) -> dict[str, Any]:
-    """What report.js reads. Tokens are indices into ``texts``; log-probabilities are thousandths; y grows downwards."""
-    tokens: dict[int, int] = {}
-
-    def refer(ids: Iterable[int]) -> list[int]:
-        return [tokens.setdefault(token, len(tokens)) for token in ids]
-
+    """What report.js reads."""
+    tokens = TokenTable(decode)
     runs = [
         {
             "prompt": prompts.number[index],
             "name": _run_name(results[index]),
-            "before": refer(_before(results[index])),
+            "before": tokens.refer(_before(results[index])),
             "rounds": [
-                _round_payload(round, view, refer)
+                round_payload(round, view, tokens)
                 for round, view in zip(results[index].rounds, views[index], strict=True)
             ],
         }
         for index in chosen
     ]
-    texts = [decode(token) for token in tokens]
-    shown = [visible(text) for text in texts]
-    labels = [label(text, columns=LABEL_COLUMNS) for text in texts]
-    running = [visible(text, laid_out=True) for text in texts]
     used = max((run["prompt"] for run in runs), default=-1) + 1
     return {
-        "geometry": asdict(GEOMETRY),
-        "marks": [asdict(mark) | {"letter": _LETTERS[mark.name]} for mark in MARKS.values()],
-        "bonus": _LETTERS["bonus"],
-        "oddsNote": ODDS_NOTE,
+        **drawing_payload(),
+        **tokens.payload(),
         "prompts": [{"title": prompts.titles[number], "text": prompts.texts[number]} for number in range(used)],
-        "ids": list(tokens),
-        "texts": shown,
-        "labels": {number: text for number, text in enumerate(labels) if text != shown[number]},
-        "running": {number: text for number, text in enumerate(running) if text != shown[number]},
         "runs": runs,
-    }
-
-
-def _round_payload(round: Round, view: RoundView, refer: Callable[[Iterable[int]], list[int]]) -> dict[str, Any]:
-    tree, target, end = round.tree, round.target, round.acceptance.path[-1]
-    layout = layout_tree(tree, extra_child_of=end)
-    return {
-        "past": round.past_length,
-        "tokens": refer(tree.token_ids.tolist()),
-        "parents": tree.parents.tolist(),
-        "ranks": tree.ranks.tolist(),
-        "x": [int(x * GEOMETRY.step_x) for x in layout.x],
-        "y": [int(y * GEOMETRY.step_y) for y in layout.y],
-        "path": _thousandths(tree.log_probs.tolist()),
-        "target": _thousandths(target.node_log_probs.tolist()),
-        "targetRanks": target.node_ranks.tolist(),
-        "next": refer(target.token_ids.tolist()),
-        "nextOdds": _thousandths(target.log_probs.tolist()),
-        "marks": "".join(_LETTERS[mark] for mark in view.marks),
-        "end": end,
-        "accepted": round.acceptance.num_accepted,
-        "linear": len(view.linear_path) - 1,
-        "lost": view.tokens_lost,
-        "emitted": refer(round.emitted),
     }
 
 
@@ -502,10 +460,6 @@ def _run_name(result: RunResult) -> str:
     budget = result.meta.get("budget")
     mark = f" [{result.meta['label']}]" if result.meta.get("label") else ""
     return MODE_NAMES[result.mode] + (f", budget {budget}" if budget is not None else "") + mark
-
-
-def _thousandths(log_probs: Sequence[float]) -> list[int | None]:
-    return [round(value * 1000) if math.isfinite(value) else None for value in log_probs]
 
 
 # Text and numbers on their way into the page
@@ -571,10 +525,6 @@ def _table(
         f'<div class="scroll{height}" role="region" tabindex="0" aria-label="{said}"><table><caption>{said}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def _static(name: str) -> str:
-    return (files("ddtree_lab.viz") / "static" / name).read_text(encoding="utf-8")
 
 
 def _source(content: str) -> str:

@@ -121,7 +121,12 @@ def probability(log_prob: float) -> str:
 
 def tree_style() -> str:
     """The style sheet of the pictures, every rule under ``.ddtree``."""
-    return (files("ddtree_lab.viz") / "static" / "tree.css").read_text(encoding="utf-8")
+    return static_text("tree.css")
+
+
+def static_text(name: str) -> str:
+    """The text of a file in ``static/``."""
+    return (files("ddtree_lab.viz") / "static" / name).read_text(encoding="utf-8")
 
 
 def _document(

@@ -1,125 +1,18 @@
-"use strict";
 // The round-by-round view of the report: embedded JSON -> SVG and text. Text enters the page as text nodes only.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   if (!data.runs.length) return;
-  const SVG = "http://www.w3.org/2000/svg";
-  const size = data.geometry;
   const byId = (id) => document.getElementById(id);
   const prompts = byId("prompt"), runs = byId("run"), slider = byId("round"), tree = byId("tree");
   let run = 0, round = 0, chosen = 0;
 
-  const make = (name, attributes = {}, ...children) => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.append(...children);
-    return element;
-  };
-  const draw = (name, attributes = {}, ...children) => {
-    const element = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    element.append(...children);
-    return element;
-  };
-  const full = (token) => data.texts[token];
-  const short = (token) => data.labels[token] ?? data.texts[token];
   const running = (token) => data.running[token] ?? data.texts[token];
-  const marks = Object.fromEntries(data.marks.map((mark) => [mark.letter, mark]));
-  const odds = (milli) => {
-    if (milli === null) return "–";
-    const value = Math.exp(milli / 1000);
-    return value < 0.001 ? "<0.001" : value.toFixed(value >= 0.1 ? 2 : 3);
-  };
-  const share = (milli) => {
-    if (milli === null) return "–";
-    const value = Math.exp(milli / 1000);
-    return value >= 0.001 ? value.toFixed(4) : value.toExponential(1);
-  };
-  const given = (view, node) => {
-    const [own, parent] = [view.path[node], view.path[view.parents[node]]];
-    return own === null || parent === null ? null : Math.min(0, own - parent);
-  };
-
-  // One node of the drawing per node of the tree, and the bonus token last.
-  const nodes = (view) => {
-    const drawn = view.tokens.map((token, node) => ({
-      token, mark: marks[view.marks[node]], parent: view.parents[node], node,
-      line: node ? `d ${odds(given(view, node))} · t ${odds(view.target[node])}` : "root",
-    }));
-    const end = view.end;
-    drawn.push({ token: view.next[end], mark: marks[data.bonus], parent: end, node: null, line: `t ${odds(view.nextOdds[end])}` });
-    return drawn;
-  };
+  let nodes = [];
 
   const drawTree = (view) => {
-    const drawn = nodes(view);
-    const left = view.x.map((x) => size.margin + x);
-    const middle = view.y.map((y) => size.margin + size.node_height / 2 + y);
-    const width = Math.max(...view.x) + size.node_width + 2 * size.margin;
-    const height = Math.max(...view.y) + size.node_height + 2 * size.margin;
-    const svg = draw("svg", { class: "ddtree", role: "group", width, height, viewBox: `0 0 ${width} ${height}` });
-    svg.setAttribute("aria-label", byId("status").textContent);
-    svg.append(draw("clipPath", { id: "clip" },
-      draw("rect", { x: 8, y: 0, width: size.node_width - 28, height: size.node_height })));
-    const edges = draw("g", { "aria-hidden": "true" });
-    svg.append(edges);
-    drawn.forEach(({ token, mark, parent, line }, index) => {
-      if (parent >= 0) {
-        const [x0, y0, x1, y1] = [left[parent] + size.node_width, middle[parent], left[index], middle[index]];
-        const bend = (x0 + x1) / 2;
-        edges.append(draw("path", { class: `edge ${mark.name}`, d: `M${x0} ${y0}C${bend} ${y0} ${bend} ${y1} ${x1} ${y1}` }));
-      }
-      const group = draw("g", {
-        class: `node ${mark.name}`, role: "button", tabindex: -1, "data-index": index,
-        transform: `translate(${left[index]} ${middle[index] - size.node_height / 2})`,
-        "aria-label": `${full(token)}, ${mark.meaning}, ${line}`,
-      });
-      group.append(
-        draw("rect", { class: "ring", x: -3, y: -3, width: size.node_width + 6, height: size.node_height + 6, rx: 9 }),
-        draw("rect", { class: "box", width: size.node_width, height: size.node_height, rx: 6 }));
-      if (mark.name === "beyond")
-        group.append(draw("rect", { class: "inner", x: 3, y: 3, width: size.node_width - 6, height: size.node_height - 6, rx: 4 }));
-      group.append(
-        draw("text", { class: "token", x: 9, y: 16, "clip-path": "url(#clip)" }, short(token)),
-        draw("text", { class: "odds", x: 9, y: 29 }, line),
-        draw("text", { class: "sign", x: size.node_width - 13, y: 17 }, mark.sign));
-      svg.append(group);
-    });
-    tree.replaceChildren(svg);
-    // Bring the accepted path into view: all of it when it fits, its end otherwise.
-    const path = [];
-    for (let node = drawn.length - 1; node > 0; node = drawn[node].parent) path.push(node);
-    const [top, bottom] = [Math.min(...path.map((node) => middle[node])), Math.max(...path.map((node) => middle[node]))];
-    const fits = bottom - top < tree.clientHeight - size.node_height;
-    const right = left[drawn.length - 1] + size.node_width + size.margin;
-    tree.scrollTo(Math.max(0, right - tree.clientWidth), (fits ? (top + bottom) / 2 : middle[drawn.length - 1]) - tree.clientHeight / 2);
-  };
-
-  const showDetails = (view, index) => {
-    const { token, mark, parent, node } = nodes(view)[index];
-    const rows = [["Token id", data.ids[token]]];
-    if (node !== null) {
-      let depth = 0;
-      for (let up = node; view.parents[up] >= 0; up = view.parents[up]) depth += 1;
-      rows.push(["Node", node], ["Depth", depth]);
-      if (node > 0) rows.push(
-        ["Parent", parent],
-        ["Drafter's rank", view.ranks[node]],
-        ["Drafter, given parent", share(given(view, node))],
-        ["Drafter, whole path", share(view.path[node])],
-        ["Target's probability", share(view.target[node])],
-        ["Target's rank", view.targetRanks[node]]);
-      rows.push(["Target's next token", make("bdi", {}, full(view.next[node]))], ["its probability", share(view.nextOdds[node])]);
-    } else {
-      rows.push(["After node", parent], ["Target's probability", share(view.nextOdds[parent])]);
-    }
-    const list = make("dl");
-    for (const [term, value] of rows) list.append(make("dt", {}, term), make("dd", {}, value instanceof Node ? value : String(value)));
-    byId("details").replaceChildren(
-      make("h3", {}, make("bdi", {}, full(token))),
-      make("p", {}, mark.sign ? `${mark.sign} ${mark.meaning}` : mark.meaning),
-      list,
-      ...(node === null ? [] : [make("p", { class: "note" }, "Rank 0 is the most probable token.")]));
+    nodes = drawnNodes(data, view);
+    tree.replaceChildren(treeSvg(data, view, nodes, byId("status").textContent));
+    revealPath(tree, data, nodes);
   };
 
   const choose = (index, { focus = false } = {}) => {
@@ -132,7 +25,7 @@
       group.setAttribute("aria-pressed", String(here));
       if (here && focus) group.focus();
     }
-    showDetails(view, index);
+    byId("details").replaceChildren(...nodeDetails(data, view, nodes[index]));
   };
 
   const showText = () => {
@@ -148,7 +41,6 @@
   };
 
   const statusLine = (view) => {
-    const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
     const lost = view.lost ? `, which loses ${plural(view.lost, "token")}` : "";
     const cut = view.emitted.length < view.accepted + 1 ? " (cut by a stop token or the length cap)" : "";
     return `${plural(view.tokens.length - 1, "drafted node")} after ${view.past + 1} committed tokens. ` +
@@ -198,24 +90,8 @@
     return true;
   };
 
-  const neighbour = (key) => {
-    const view = data.runs[run].rounds[round];
-    const parents = [...view.parents, view.end];
-    if (key === "ArrowLeft") return parents[chosen];
-    const near = view.x.map((x, index) => index).filter((index) =>
-      key === "ArrowRight" ? parents[index] === chosen : view.x[index] === view.x[chosen]);
-    near.sort((a, b) => view.y[a] - view.y[b]);
-    if (key === "ArrowRight") return near[0] ?? -1;
-    return near[near.indexOf(chosen) + (key === "ArrowDown" ? 1 : -1)] ?? -1;
-  };
-
   data.prompts.forEach((prompt, index) => prompts.append(make("option", { value: index }, prompt.title)));
-  for (const mark of data.marks)
-    byId("legend").append(make("li", {},
-      draw("svg", { class: "ddtree", viewBox: "0 0 24 16", "aria-hidden": "true" }, draw("g", { class: `node ${mark.name}` },
-        draw("rect", { class: "box", x: 1, y: 1, width: 22, height: 14, rx: 4 }),
-        draw("text", { class: "sign", x: 12, y: 13 }, mark.sign))), mark.meaning));
-  byId("legend").append(make("li", {}, data.oddsNote));
+  byId("legend").append(...legendItems(data));
   byId("fit").addEventListener("change", () => {
     tree.classList.toggle("fit", byId("fit").checked);
     show();
@@ -240,7 +116,7 @@
     if (!event.key.startsWith("Arrow")) return;
     event.preventDefault();
     event.stopPropagation();
-    const index = neighbour(event.key);
+    const index = neighbour(nodes, chosen, event.key);
     if (index >= 0) choose(index, { focus: true });
   });
   document.addEventListener("keydown", (event) => {

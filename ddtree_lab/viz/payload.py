@@ -1,0 +1,94 @@
+"""Rounds as plain JSON values for the scripts that draw them: Round -> token numbers, coordinates, marks.
+
+The report embeds these values and the widget sends them; ``static/tree.js`` draws both. Tokens are numbers of a
+``TokenTable``, log-probabilities thousandths, coordinates pixels, y growing downwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddtree_lab.types import Round
+from ddtree_lab.viz.layout import layout_tree
+from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, Mark
+from ddtree_lab.viz.tokens import label, visible
+from ddtree_lab.viz.verdicts import Decode, RoundView
+
+PRUNED = Mark("pruned", "", "pruned: beyond the budget")  # no mark of a picture: a picture leaves such nodes out
+_LETTERS = {"root": "r", "kept": "k", "beyond": "w", "stop": "s", "bonus": "b", "plain": ".", "pruned": "p"}
+
+
+class TokenTable:
+    """Numbers for token ids in the order they are first met; every id is decoded once."""
+
+    def __init__(self, decode_token: Decode) -> None:
+        self._decode_token = decode_token
+        self._numbers: dict[int, int] = {}
+
+    def refer(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id."""
+        return [self._numbers.setdefault(token, len(self._numbers)) for token in ids]
+
+    def payload(self) -> dict[str, Any]:
+        """``ids`` and visible ``texts`` by number; ``labels`` and ``running`` text where they differ from ``texts``."""
+        decoded = [self._decode_token(token) for token in self._numbers]
+        texts = list(map(visible, decoded))
+        labels = [label(text, columns=LABEL_COLUMNS) for text in decoded]
+        running = [visible(text, laid_out=True) for text in decoded]
+        return {
+            "ids": list(self._numbers),
+            "texts": texts,
+            "labels": {number: text for number, text in enumerate(labels) if text != texts[number]},
+            "running": {number: text for number, text in enumerate(running) if text != texts[number]},
+        }
+
+
+def drawing_payload(*, pruned: bool = False) -> dict[str, Any]:
+    """What every drawing shares: ``geometry``, ``marks`` with their letters, ``bonus`` (its letter), ``oddsNote``.
+
+    ``pruned=True`` adds the mark of nodes beyond a budget.
+    """
+    marks = [*MARKS.values(), PRUNED] if pruned else MARKS.values()
+    return {
+        "geometry": asdict(GEOMETRY),
+        "marks": [asdict(mark) | {"letter": _LETTERS[mark.name]} for mark in marks],
+        "bonus": _LETTERS["bonus"],
+        "oddsNote": ODDS_NOTE,
+    }
+
+
+def round_payload(round: Round, view: RoundView, tokens: TokenTable) -> dict[str, Any]:
+    """One round: lists of N nodes; ``x`` and ``y`` have one entry more, the place of the bonus token."""
+    tree, target, end = round.tree, round.target, round.acceptance.path[-1]
+    layout = layout_tree(tree, extra_child_of=end)
+    return {
+        "past": round.past_length,
+        "tokens": tokens.refer(tree.token_ids.tolist()),
+        "parents": tree.parents.tolist(),
+        "ranks": tree.ranks.tolist(),
+        "x": [int(x * GEOMETRY.step_x) for x in layout.x],
+        "y": [int(y * GEOMETRY.step_y) for y in layout.y],
+        "path": _thousandths(tree.log_probs.tolist()),
+        "target": _thousandths(target.node_log_probs.tolist()),
+        "targetRanks": target.node_ranks.tolist(),
+        "next": tokens.refer(target.token_ids.tolist()),
+        "nextOdds": _thousandths(target.log_probs.tolist()),
+        "marks": mark_letters(view.marks),
+        "end": end,
+        "accepted": round.acceptance.num_accepted,
+        "linear": len(view.linear_path) - 1,
+        "lost": view.tokens_lost,
+        "emitted": tokens.refer(round.emitted),
+    }
+
+
+def mark_letters(marks: Iterable[str]) -> str:
+    """Names of marks as a string, a letter each."""
+    return "".join(_LETTERS[mark] for mark in marks)
+
+
+def _thousandths(log_probs: Sequence[float]) -> list[int | None]:
+    return [round(value * 1000) if math.isfinite(value) else None for value in log_probs]
