@@ -1,4 +1,6 @@
-"""Pictures of what was recorded: traces -> SVG, tables, report page. No model is needed here."""
+"""Pictures of what was recorded: traces -> SVG, tables, report page, widget. No model is needed here."""
+
+from typing import Any
 
 from ddtree_lab.viz.layout import TreeLayout, layout_tree
 from ddtree_lab.viz.picture import Picture, show_round, show_tree
@@ -12,6 +14,7 @@ __all__ = [
     "Picture",
     "Table",
     "TreeLayout",
+    "TreeWidget",
     "depth_table",
     "describe_verdicts",
     "layout_tree",
@@ -25,3 +28,11 @@ __all__ = [
     "view_round",
     "visible",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TreeWidget":  # needs the packages of the extra "lab", which nothing else here does
+        from ddtree_lab.viz.widget import TreeWidget
+
+        return TreeWidget
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,12 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ddtree_lab.types import Round
+from ddtree_lab.trace.replay import replay_round
+from ddtree_lab.types import Round, RunResult
 from ddtree_lab.viz.layout import layout_tree
 from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, Mark
 from ddtree_lab.viz.tokens import label, visible
-from ddtree_lab.viz.verdicts import Decode, RoundView
+from ddtree_lab.viz.verdicts import Decode, RoundView, describe_verdicts, view_round
 
+MODE_NAMES = {
+    "ar": "ar (plain decoding)",
+    "chain": "chain (DFlash)",
+    "eagle_linear": "EAGLE-linear",
+    "tree_walk": "tree-walk",
+}
 PRUNED = Mark("pruned", "", "pruned: beyond the budget")  # no mark of a picture: a picture leaves such nodes out
 _LETTERS = {"root": "r", "kept": "k", "beyond": "w", "stop": "s", "bonus": "b", "plain": ".", "pruned": "p"}
 
@@ -76,7 +83,7 @@ def round_payload(round: Round, view: RoundView, tokens: TokenTable) -> dict[str
         "targetRanks": target.node_ranks.tolist(),
         "next": tokens.refer(target.token_ids.tolist()),
         "nextOdds": _thousandths(target.log_probs.tolist()),
-        "marks": mark_letters(view.marks),
+        "marks": _letters(view.marks),
         "end": end,
         "accepted": round.acceptance.num_accepted,
         "linear": len(view.linear_path) - 1,
@@ -85,8 +92,37 @@ def round_payload(round: Round, view: RoundView, tokens: TokenTable) -> dict[str
     }
 
 
-def mark_letters(marks: Iterable[str]) -> str:
-    """Names of marks as a string, a letter each."""
+def outcome_payload(round: Round, budget: int, decode_token: Decode) -> dict[str, Any]:
+    """Both verdicts on the round's tree pruned to ``budget`` (``ddtree_lab.trace.replay_round``).
+
+    ``marks`` cover all N nodes: those beyond the budget are pruned, except that the bonus token is marked where a pruned
+    child of the path's end holds it. ``emitted`` are visible texts, ``words`` sentences.
+    """
+    replayed = replay_round(round, budget)
+    view, acceptance = view_round(replayed), replayed.acceptance
+    bonus = (acceptance.path[-1], acceptance.bonus_token)
+    children = list(zip(round.tree.parents.tolist(), round.tree.token_ids.tolist(), strict=True))
+    beyond = ["bonus" if child == bonus else "pruned" for child in children[len(replayed.tree) :]]
+    return {
+        "budget": replayed.tree.budget_used,
+        "marks": _letters([*view.marks, *beyond]),
+        "end": acceptance.path[-1],
+        "accepted": acceptance.num_accepted,
+        "linear": len(view.linear_path) - 1,
+        "lost": view.tokens_lost,
+        "emitted": [visible(decode_token(token)) for token in replayed.emitted],
+        "words": describe_verdicts(replayed, decode_token),
+    }
+
+
+def run_name(result: RunResult) -> str:
+    """Mode, budget, and the drafter's label when it has one."""
+    budget, label = result.meta.get("budget"), result.meta.get("label")
+    shown = [MODE_NAMES[result.mode] + (f", budget {budget}" if budget is not None else "")]
+    return " ".join([*shown, f"[{visible(str(label), laid_out=True)}]"] if label else shown)
+
+
+def _letters(marks: Iterable[str]) -> str:
     return "".join(_LETTERS[mark] for mark in marks)
 
 

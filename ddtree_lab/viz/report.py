@@ -18,7 +18,7 @@ from string import Template
 from typing import Any
 
 from ddtree_lab.types import RunResult
-from ddtree_lab.viz.payload import TokenTable, drawing_payload, round_payload
+from ddtree_lab.viz.payload import MODE_NAMES, TokenTable, drawing_payload, round_payload, run_name
 from ddtree_lab.viz.svg import static_text, tree_style
 from ddtree_lab.viz.tokens import escape, label, script_json, visible
 from ddtree_lab.viz.verdicts import Decode, RoundView, view_round
@@ -27,12 +27,6 @@ MAX_PROMPTS = 12  # prompts whose rounds can be browsed
 MAX_NODES = 100_000  # nodes embedded in the page, about 5 MB
 MAX_LOSSES = 200  # rows of the table of lost rounds
 BROWSABLE_MODES = ("tree_walk", "eagle_linear", "chain")
-MODE_NAMES = {
-    "ar": "ar (plain decoding)",
-    "chain": "chain (DFlash)",
-    "eagle_linear": "EAGLE-linear",
-    "tree_walk": "tree-walk",
-}
 _DASH = "–"
 
 
@@ -433,7 +427,7 @@ def _payload(
     runs = [
         {
             "prompt": prompts.number[index],
-            "name": _run_name(results[index]),
+            "name": run_name(results[index]),
             "before": tokens.refer(_before(results[index])),
             "rounds": [
                 round_payload(round, view, tokens)
@@ -454,12 +448,6 @@ def _payload(
 def _before(result: RunResult) -> list[int]:
     """Tokens emitted before the first round: the prefill's."""
     return result.output_ids[: len(result.output_ids) - sum(len(round.emitted) for round in result.rounds)]
-
-
-def _run_name(result: RunResult) -> str:
-    budget = result.meta.get("budget")
-    mark = f" [{result.meta['label']}]" if result.meta.get("label") else ""
-    return MODE_NAMES[result.mode] + (f", budget {budget}" if budget is not None else "") + mark
 
 
 # Text and numbers on their way into the page
