@@ -24,6 +24,7 @@ MODE_NAMES = {
     "eagle_linear": "EAGLE-linear",
     "tree_walk": "tree-walk",
 }
+CONTEXT = 40  # tokens of the text before a round that a reader of the widget sees
 PRUNED = Mark("pruned", "", "pruned: beyond the budget")  # no mark of a picture: a picture leaves such nodes out
 _LETTERS = {"root": "r", "kept": "k", "beyond": "w", "stop": "s", "bonus": "b", "plain": ".", "pruned": "p"}
 
@@ -92,11 +93,23 @@ def round_payload(round: Round, view: RoundView, tokens: TokenTable) -> dict[str
     }
 
 
+def browsed_payload(rounds: Sequence[Round], index: int, decode_token: Decode) -> dict[str, Any]:
+    """``round_payload`` of a run's round as tree-walk goes over it, with ``index`` and a token table of its own.
+
+    ``before`` is the end of the text before the round, ``kept`` counts the tokens that the run itself emitted in it.
+    """
+    recorded, tokens = rounds[index], TokenTable(decode_token)
+    walked = replay_round(recorded, recorded.tree.budget_used)
+    before = [rounds[0].root_token, *(token for earlier in rounds[:index] for token in earlier.emitted)]
+    extra = {"index": index, "kept": len(recorded.emitted), "before": tokens.refer(before[-CONTEXT:])}
+    return round_payload(walked, view_round(walked), tokens) | extra | {"table": tokens.payload()}
+
+
 def outcome_payload(round: Round, budget: int, decode_token: Decode) -> dict[str, Any]:
     """Both verdicts on the round's tree pruned to ``budget`` (``ddtree_lab.trace.replay_round``).
 
-    ``marks`` cover all N nodes: those beyond the budget are pruned, except that the bonus token is marked where a pruned
-    child of the path's end holds it. ``emitted`` are visible texts, ``words`` sentences.
+    ``marks`` cover all N nodes: those beyond the budget are pruned, and the bonus token is marked where a pruned child
+    of the path's end holds it. ``emitted`` are visible texts, ``words`` sentences.
     """
     replayed = replay_round(round, budget)
     view, acceptance = view_round(replayed), replayed.acceptance

@@ -6,6 +6,7 @@ Every state has a line style and a sign besides its colour, and the picture foll
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -122,6 +123,13 @@ def probability(log_prob: float) -> str:
 def tree_style() -> str:
     """The style sheet of the pictures, every rule under ``.ddtree``."""
     return static_text("tree.css")
+
+
+def themed_style() -> str:
+    """The light and the dark palette of ``tree_style`` once more, each for JupyterLab's themes of its kind."""
+    light, dark = re.findall(r"\.ddtree \{(.*?)\}", tree_style(), re.DOTALL)
+    kinds = {"true": f"{light} color-scheme: light;", "false": f"{dark} color-scheme: dark;"}
+    return "\n".join(f'[data-jp-theme-light="{kind}"] .ddtree {{{rules}}}' for kind, rules in kinds.items())
 
 
 def static_text(name: str) -> str:

@@ -5,7 +5,6 @@ Verdicts and coordinates are computed here, for the round and the budget in view
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,40 +17,31 @@ except ImportError as error:
 
 from ddtree_lab.trace.replay import replay_round
 from ddtree_lab.types import Round, RunResult
-from ddtree_lab.viz.payload import TokenTable, drawing_payload, outcome_payload, round_payload, run_name
+from ddtree_lab.viz.payload import browsed_payload, drawing_payload, outcome_payload, run_name
 from ddtree_lab.viz.picture import Picture, show_round
-from ddtree_lab.viz.svg import static_text, tree_style
+from ddtree_lab.viz.svg import static_text, themed_style, tree_style
 from ddtree_lab.viz.tokens import token_decoder
-from ddtree_lab.viz.verdicts import view_round
 
 if TYPE_CHECKING:
     from ddtree_lab.target.protocol import Target
-
-CONTEXT = 40  # tokens of the text before a round that are shown
-
-
-def themed(style: str) -> str:
-    """The light and the dark palette of ``tree_style`` again, each for JupyterLab themes of its kind."""
-    light, dark = re.findall(r"\.ddtree \{(.*?)\}", style, re.DOTALL)
-    kinds = {"true": f"{light} color-scheme: light;", "false": f"{dark} color-scheme: dark;"}
-    return "\n".join(f'[data-jp-theme-light="{kind}"] .ddtree {{{rules}}}' for kind, rules in kinds.items())
 
 
 class TreeWidget(anywidget.AnyWidget):
     """The trees of a run, one round at a time, with both verdicts at any budget up to the recorded one.
 
-    ``run`` is a RunResult or its rounds; tokens are shown as texts of ``target``'s tokenizer, as ids without one. Traits,
-    set from either side and open to ``observe``: ``round_index`` (from 0), ``budget`` (drafted nodes kept of each tree,
-    as ``ddtree_lab.trace.prune`` keeps them; at first that of the run's largest tree), ``selected`` and ``hovered`` (a
-    node of the round's tree, len(tree) for a bonus token that stands apart from it, or None; None after a step).
+    ``run`` is a RunResult or its rounds; tokens are shown as texts of ``target``'s tokenizer, as ids without one.
+    Traits, set from either side and open to ``observe``: ``round_index`` (from 0); ``budget`` (drafted nodes kept of
+    each tree as ``ddtree_lab.trace.prune`` keeps them; those of the run's largest tree by default); ``selected`` and
+    ``hovered`` (a node of the round's tree, len(tree) for a bonus token that stands apart from it, or None; None after
+    a step).
 
-    Displaying it puts a still picture above, which is what a reader without a kernel sees; the live widget hides it.
+    A still picture is displayed above the widget: a reader without a kernel sees it, and the live widget hides it.
 
     Raises ValueError for a run without rounds, TypeError for what is no run, TraitError for a trait out of its range.
     """
 
     _esm = static_text("tree.js") + static_text("widget.js")
-    _css = static_text("browse.css") + tree_style() + themed(tree_style()) + static_text("widget.css")
+    _css = static_text("browse.css") + tree_style() + themed_style() + static_text("widget.css")
 
     round_index = Int(0).tag(sync=True)
     budget = Int(0).tag(sync=True)
@@ -111,17 +101,7 @@ class TreeWidget(anywidget.AnyWidget):
 
     @default("_round")
     def _round_in_view(self) -> dict[str, Any]:
-        recorded = self._rounds[self.round_index]
-        walked = replay_round(recorded, recorded.tree.budget_used)
-        tokens = TokenTable(self._decode)
-        before = [self._rounds[0].root_token]
-        before += [token for earlier in self._rounds[: self.round_index] for token in earlier.emitted]
-        payload = round_payload(walked, view_round(walked), tokens) | {
-            "index": self.round_index,
-            "kept": len(recorded.emitted),
-            "before": tokens.refer(before[-CONTEXT:]),
-        }
-        return payload | {"table": tokens.payload()}
+        return browsed_payload(self._rounds, self.round_index, self._decode)
 
     @default("_outcome")
     def _outcome_in_view(self) -> dict[str, Any]:

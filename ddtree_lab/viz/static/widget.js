@@ -3,9 +3,10 @@ const PLAY_MS = 1200;
 const READABLE = 0.75; // a new tree is shrunk to its pane down to this scale
 const [SMALLEST, LARGEST, ZOOM] = [0.04, 3, 1.25];
 const KEYS = [
-  ["Tab", "through controls and tree"], ["← →", "rounds"], ["Home End", "first, last round"], ["Space", "play, pause"],
-  ["+ −", "zoom"], ["0", "fit"], ["in the tree: arrows", "from node to node"], ["Home End", "root, bonus token"],
-  ["Enter", "select"], ["PgUp PgDn", "rounds"], ["Esc", "clear"],
+  ["Tab", "goes through the controls and into the tree."], ["Space", "plays and pauses,"], ["PgUp", ""], ["PgDn", "step,"],
+  ["+", ""], ["−", "zoom,"], ["0", "fits. Outside the tree"], ["←", ""], ["→", ""], ["Home", ""],
+  ["End", "choose the round; inside it the arrows go from node to node,"], ["Home", "to the root,"],
+  ["End", "to the bonus token;"], ["Enter", "selects,"], ["Esc", "clears."],
 ];
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -40,7 +41,7 @@ const render = ({ model, el }) => {
     make("div", { class: "panes" }, pane, details),
     make("ul", { class: "legend", "aria-label": "Signs in the tree" }, ...legendItems(run)),
     make("p", { class: "note" }, "Text before this round, and what it adds by tree-walk:"), text,
-    make("p", { class: "note keys" }, ...KEYS.flatMap(([key, use]) => [make("kbd", {}, key), ` ${use}  `])));
+    make("p", { class: "note keys" }, ...KEYS.flatMap(([key, use]) => [make("kbd", {}, key), ` ${use} `])));
 
   const send = (changes) => {
     for (const [name, value] of Object.entries(changes)) model.set(name, value);
@@ -97,8 +98,8 @@ const render = ({ model, el }) => {
     rounds.value = index + 1;
     rounds.setAttribute("aria-valuetext", `Round ${index + 1} of ${run.rounds}`);
     where.textContent = `${index + 1} / ${run.rounds}`;
-    previous.disabled = index === 0;
-    next.disabled = index === run.rounds - 1;
+    previous.setAttribute("aria-disabled", String(index === 0)); // a button that is disabled would lose the focus
+    next.setAttribute("aria-disabled", String(index === run.rounds - 1));
     budget.value = model.get("budget");
     budget.setAttribute("aria-valuetext", plural(model.get("budget"), "drafted node"));
     kept.textContent = `${model.get("budget")} / ${run.budget}`;
