@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -11,6 +12,21 @@ import torch
 # Time limits per example only measure how busy the machine is.
 hypothesis.settings.register_profile("ddtree_lab", deadline=None)
 hypothesis.settings.load_profile("ddtree_lab")
+
+CHROMIUM_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A headless Chromium. One a module: while it runs, nothing else in this thread may run an event loop."""
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)  # None: playwright's own
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

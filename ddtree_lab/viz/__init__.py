@@ -14,7 +14,6 @@ __all__ = [
     "Picture",
     "Table",
     "TreeLayout",
-    "TreeWidget",
     "depth_table",
     "describe_verdicts",
     "layout_tree",

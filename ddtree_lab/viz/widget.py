@@ -93,8 +93,8 @@ class TreeWidget(anywidget.AnyWidget):
     @validate("round_index", "budget", "selected", "hovered")
     def _check_range(self, proposal: dict[str, Any]) -> int | None:
         name, value = proposal["trait"].name, proposal["value"]
-        ranges = {"round_index": len(self._rounds) - 1, "budget": self._largest}
-        largest = ranges.get(name, len(self._rounds[self.round_index].tree))
+        of_run = {"round_index": len(self._rounds) - 1, "budget": self._largest}
+        largest = of_run[name] if name in of_run else len(self._rounds[self.round_index].tree)
         if value is not None and (isinstance(value, bool) or not 0 <= value <= largest):
             raise TraitError(f"{name} must be an integer from 0 to {largest}, got {value!r}")
         return value

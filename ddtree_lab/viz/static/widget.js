@@ -1,6 +1,7 @@
 // The widget's view: traits of ddtree_lab.viz.widget.TreeWidget -> a tree to browse, and the reader's doings back.
 const PLAY_MS = 1200;
 const READABLE = 0.75; // a new tree is shrunk to its pane down to this scale
+const EDGE = 4; // pixels of a pane that are not for its tree
 const [SMALLEST, LARGEST, ZOOM] = [0.04, 3, 1.25];
 const KEYS = [
   ["Tab", "goes through the controls and into the tree."], ["Space", "plays and pauses,"], ["PgUp", ""], ["PgDn", "step,"],
@@ -58,6 +59,10 @@ const render = ({ model, el }) => {
   const select = (index) => inStep() && send({ selected: index === model.get("selected") ? null : index });
   const groupOf = (index) => pane.querySelector(`.node[data-index="${index}"]`);
   const bonusIndex = () => nodes.findIndex((item) => item.mark.letter === run.bonus);
+  const isInView = (index) => {
+    const [box, node] = [pane.getBoundingClientRect(), groupOf(index).getBoundingClientRect()];
+    return node.left >= box.left && node.right <= box.right && node.top >= box.top && node.bottom <= box.bottom;
+  };
   const hasFocus = () => pane.contains(root.getRootNode().activeElement);
 
   const playing = (on) => {
@@ -75,7 +80,7 @@ const render = ({ model, el }) => {
   const applyZoom = () => {
     const svg = pane.querySelector("svg");
     const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
-    const whole = Math.min(pane.clientWidth / width, pane.clientHeight / height);
+    const whole = Math.min((pane.offsetWidth - EDGE) / width, (pane.offsetHeight - EDGE) / height);
     if (zoom === "fit") scale = clamp(whole, SMALLEST, 1);
     if (zoom === "auto") scale = clamp(whole, READABLE, 1);
     equip(svg, { width: width * scale, height: height * scale }, []);
@@ -148,8 +153,8 @@ const render = ({ model, el }) => {
     showVerdicts();
     pane.replaceChildren(treeSvg(data, view, nodes, status.textContent));
     applyZoom();
-    if (moved) revealPath(pane, data, nodes, scale);
-    else pane.scrollTo(scrollLeft, scrollTop);
+    pane.scrollTo(scrollLeft, scrollTop);
+    if (moved || !isInView(bonusIndex())) revealPath(pane, data, nodes, scale);
     showMarks();
     if (focused) pane.querySelector('.node[tabindex="0"]').focus({ preventScroll: moved });
   };
@@ -229,13 +234,13 @@ const render = ({ model, el }) => {
   for (const [name, handler] of heard) model.on(name, handler);
   // A pane has no size before it is in the page, and another when the page changes its width.
   const resized = new ResizeObserver(() => {
-    if (zoom === "own" || !pane.clientWidth) return;
+    if (zoom === "own" || !pane.offsetWidth) return;
     applyZoom();
     revealPath(pane, data, nodes, scale);
   });
   el.replaceChildren(root);
   show();
-  resized.observe(pane);
+  resized.observe(pane, { box: "border-box" }); // scroll bars come and go with what is drawn
   return () => {
     clearInterval(timer);
     resized.disconnect();
