@@ -127,9 +127,14 @@ def tree_style() -> str:
 
 def themed_style() -> str:
     """The light and the dark palette of ``tree_style`` once more, each for JupyterLab's themes of its kind."""
-    light, dark = re.findall(r"\.ddtree \{(.*?)\}", tree_style(), re.DOTALL)
-    kinds = {"true": f"{light} color-scheme: light;", "false": f"{dark} color-scheme: dark;"}
-    return "\n".join(f'[data-jp-theme-light="{kind}"] .ddtree {{{rules}}}' for kind, rules in kinds.items())
+    light, dark = (
+        " ".join(re.findall(r"--dd-[\w-]+: [^;]+;", rules))
+        for rules in re.findall(r"\.ddtree \{(.*?)\}", tree_style(), re.DOTALL)
+    )
+    return (
+        f'[data-jp-theme-light="true"] .ddtree {{{light} color-scheme: light;}}\n'
+        f'[data-jp-theme-light="false"] .ddtree {{{dark} color-scheme: dark;}}\n'
+    )
 
 
 def static_text(name: str) -> str:

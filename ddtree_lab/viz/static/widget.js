@@ -77,8 +77,7 @@ const render = ({ model, el }) => {
     if (on && model.get("round_index") === run.rounds - 1) step(0);
   };
 
-  const applyZoom = () => {
-    const svg = pane.querySelector("svg");
+  const applyZoom = (svg = pane.querySelector("svg")) => {
     const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
     const whole = Math.min((pane.offsetWidth - EDGE) / width, (pane.offsetHeight - EDGE) / height);
     if (zoom === "fit") scale = clamp(whole, SMALLEST, 1);
@@ -151,8 +150,9 @@ const render = ({ model, el }) => {
     nodes = drawnNodes(data, view);
     showPosition();
     showVerdicts();
-    pane.replaceChildren(treeSvg(data, view, nodes, status.textContent));
-    applyZoom();
+    const svg = treeSvg(data, view, nodes, status.textContent);
+    applyZoom(svg);
+    pane.replaceChildren(svg);
     pane.scrollTo(scrollLeft, scrollTop);
     if (moved || !isInView(bonusIndex())) revealPath(pane, data, nodes, scale);
     showMarks();
