@@ -95,9 +95,9 @@ def test_details_follow_focus_and_pointer(page) -> None:
 
 def test_lost_round_links_open_their_tree(page) -> None:
     page.evaluate("location.hash = '#run-0-round-4'")
-    page.wait_for_function("document.getElementById('where').textContent === '4 / 5'")
+    page.locator("#where", has_text="4 / 5").wait_for()
     page.locator(".open a").first.click()
-    page.wait_for_function("document.getElementById('where').textContent === '1 / 5'")
+    page.locator("#where", has_text="1 / 5").wait_for()
 
 
 def test_accepted_path_is_scrolled_into_view(page) -> None:
