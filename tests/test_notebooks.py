@@ -1,7 +1,7 @@
 """What is stored in notebooks/. That the stored outputs are right is nbval's part, in the same pytest run.
 
 To renew them: .venv/bin/jupyter nbconvert --to notebook --execute --inplace \\
-    --ExecutePreprocessor.record_timing=False notebooks/NAME.ipynb
+    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False notebooks/NAME.ipynb
 """
 
 from __future__ import annotations
