@@ -19,8 +19,9 @@ from string import Template
 from typing import Any
 
 from ddtree_lab.types import Round, RunResult
+from ddtree_lab.viz.drawing import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE
 from ddtree_lab.viz.layout import layout_tree
-from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, tree_style
+from ddtree_lab.viz.svg import tree_style
 from ddtree_lab.viz.tokens import escape, label, script_json, visible
 from ddtree_lab.viz.verdicts import RoundView, view_round
 
