@@ -71,7 +71,7 @@ def render_report(summary: Mapping[str, Any], results: Sequence[RunResult], deco
         for index, result in enumerate(results)
         if index in chosen or result.mode == "tree_walk"
     }
-    style = _static("report.css") + tree_style()
+    style = _static("report.css") + _static("chart.css") + tree_style()
     script = _static("report.js")
     title = "Draft trees: chain, EAGLE-linear and tree-walk compared"
     return Template(_static("report.html")).substitute(
