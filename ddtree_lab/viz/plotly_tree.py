@@ -23,6 +23,7 @@ from ddtree_lab.viz.drawing import (
     draw_tree,
     probability,
 )
+from ddtree_lab.viz.plotly_card import HEAD_HEIGHT, LEGEND_LINE, card
 from ddtree_lab.viz.stylesheet import Stroke, StyleSheet, read_style
 from ddtree_lab.viz.tokens import escape_plotly, label, token_decoder
 
@@ -31,12 +32,10 @@ if TYPE_CHECKING:
 
     from ddtree_lab.target.protocol import Target
 
-VIEW_WIDTH = 1180  # pixels: a larger tree is seen through a window of this size
+VIEW_WIDTH = 940  # pixels: a larger tree is seen through a window that fits a notebook's page
 VIEW_HEIGHT = 760
 LEGEND_WIDTH = 560  # room for its longest line
-LEGEND_LINE = 19
 EDGE = 4  # room for the line of the outermost boxes
-HEADING_HEIGHT = 34
 HOVER_COLUMNS = 60  # character cells of a token's text in the hover label
 VIEW_NOTE = "drag to see more, double click to come back"
 
@@ -56,7 +55,7 @@ def round_figure(round: Round, target: Target | None = None, *, title: str | Non
     """The tree of a round with both verdicts, as ``viz.show_round`` draws it; pointing at a node shows its figures.
 
     x is the depth and y the row of ``viz.layout_tree``. The trace ``nodes`` holds the tree's N nodes in their order and
-    then the bonus token. A tree beyond 1180 x 760 pixels opens at the root with the accepted path in the middle: drag
+    then the bonus token. A tree beyond 940 x 760 pixels opens at the root with the accepted path in the middle: drag
     to move, double click to come back. Tokens are texts of ``target``'s tokenizer, ids when there is none; whatever
     they hold is shown as text.
 
@@ -94,10 +93,9 @@ def _drafted(tree: DraftTree) -> list[list[str]]:
 
 def _figure(drawing: Drawing, details: Sequence[Sequence[str]], *, path: Sequence[int]) -> Figure:
     style, size, nodes = read_style("tree"), GEOMETRY, drawing.nodes
-    top = size.margin + HEADING_HEIGHT + LEGEND_LINE * (len(drawing.legend) + 1)
+    top = HEAD_HEIGHT + LEGEND_LINE * (len(drawing.legend) + 1)
     view = _view(nodes, path, top=top)
     note = drawing.note + (f"; {VIEW_NOTE}" if view.cropped else "")
-    ink, muted, paper = (style.light[f"dd-{name}"] for name in ("ink", "muted", "bg"))
     return lab_module("plotly.graph_objects").Figure(
         data=[
             *(_legend_entry(mark, style) for mark in drawing.legend),
@@ -105,30 +103,13 @@ def _figure(drawing: Drawing, details: Sequence[Sequence[str]], *, path: Sequenc
             _points(nodes, details),
         ],
         layout={
-            "template": {},
-            "width": view.width,
-            "height": view.height,
-            "margin": {"l": size.margin, "r": size.margin, "t": top, "b": size.margin},
-            "font": {"family": style.family(".ddtree"), "size": 12, "color": ink},
-            "paper_bgcolor": paper,
-            "plot_bgcolor": paper,
-            "title": {
-                "text": escape_plotly(drawing.heading),
-                "font": {"size": 14, "weight": 600},
-                "xref": "paper",
-                "x": 0,
-                "y": 1 - size.margin / view.height,
-                "yanchor": "top",
-            },
-            "legend": {
-                "x": 0,
-                "y": 1 - (size.margin + 22) / view.height,
-                "yref": "container",
-                "yanchor": "top",
-                "itemclick": False,
-                "itemdoubleclick": False,
-                "font": {"color": muted},
-            },
+            **card(
+                style,
+                drawing.heading,
+                width=view.width,
+                height=view.height,
+                margin={"l": size.margin, "r": size.margin, "t": top, "b": size.margin},
+            ),
             "annotations": [
                 {
                     "text": escape_plotly(note),
@@ -139,7 +120,7 @@ def _figure(drawing: Drawing, details: Sequence[Sequence[str]], *, path: Sequenc
                     "yref": "paper",
                     "yanchor": "bottom",
                     "yshift": 4,
-                    "font": {"color": muted},
+                    "font": {"color": style.light["dd-muted"]},
                 }
             ],
             "shapes": [*_edges(nodes, style), *_boxes(nodes, style)],
@@ -148,7 +129,6 @@ def _figure(drawing: Drawing, details: Sequence[Sequence[str]], *, path: Sequenc
             "dragmode": "pan",
             "hovermode": "closest",
             "hoverdistance": size.node_width // 2,
-            "hoverlabel": {"align": "left", "bgcolor": paper, "bordercolor": muted, "font": {"color": ink}},
         },
     )
 
@@ -242,7 +222,7 @@ def _edges(nodes: Sequence[Node], style: StyleSheet) -> list[dict[str, Any]]:
         x0, x1 = parent.x + half, node.x - half
         bend = (x0 + x1) / 2
         path = f"M{x0:g},{parent.y:g}C{bend:g},{parent.y:g} {bend:g},{node.y:g} {x1:g},{node.y:g}"
-        shapes.append({"type": "path", "path": path, "layer": "below", "line": _line(line)})
+        shapes.append({"type": "path", "path": path, "layer": "below", "line": line.plotly_line})
     return shapes
 
 
@@ -267,13 +247,8 @@ def _rectangle(node: Node, box: Stroke, *, inset: int) -> dict[str, Any]:
         "y1": node.y + half_y,
         "layer": "below",
         "fillcolor": box.fill,
-        "line": _line(box),
+        "line": box.plotly_line,
     }
-
-
-def _line(stroke: Stroke) -> dict[str, Any]:
-    dash = stroke.dash.replace(" ", "px,") + "px" if stroke.dash else "solid"
-    return {"color": stroke.colour, "width": stroke.width, "dash": dash}
 
 
 def _shortened(text: str) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 _DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{(.*?\})\s*\}", re.DOTALL)
 _VARIABLE = re.compile(r"--([\w-]+): (#[0-9a-f]{6});")
@@ -24,7 +25,13 @@ class Stroke:
     colour: str | None  # #rrggbb, None for no line
     fill: str | None  # #rrggbb, None for an open shape
     width: float  # pixels
-    dash: str | None  # lengths in pixels, None for a solid line
+    dash: tuple[float, ...]  # pixels on and off, empty for a solid line
+
+    @property
+    def plotly_line(self) -> dict[str, Any]:
+        """The ``line`` of a plotly shape or trace."""
+        dash = ",".join(f"{length:g}px" for length in self.dash) or "solid"
+        return {"color": self.colour, "width": self.width, "dash": dash}
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class StyleSheet:
             colour=self.colour("stroke", *selectors),
             fill=self.colour("fill", *selectors),
             width=float(said["stroke-width"]),
-            dash=said.get("stroke-dasharray"),
+            dash=tuple(map(float, said.get("stroke-dasharray", "").split())),
         )
 
     def colour(self, name: str, *selectors: str) -> str | None:
