@@ -44,7 +44,7 @@ def chart_figure(chart: Chart) -> Figure:
         title, factor = chart.right
         layout["yaxis"]["fixedrange"] = True
         layout["yaxis2"] = {
-            "title": {"text": escape_plotly(title)},
+            "title": {"text": escape_plotly(title), "font": {"size": 12}},
             "range": [factor * limit for limit in chart.y.limits],
             "overlaying": "y",
             "tickmode": "auto",
@@ -54,6 +54,8 @@ def chart_figure(chart: Chart) -> Figure:
             "fixedrange": True,
         }
         traces.append({"x": [None], "y": [None], "yaxis": "y2", "showlegend": False, "hoverinfo": "skip"})
+    if chart.kind == "dots":
+        layout["legend"]["itemsizing"] = "constant"
     if chart.diagonal:
         line = {"color": style.light["dd-muted"], "width": 1, "dash": "dot"}
         layout["shapes"] = [{"type": "line", "x0": 0, "y0": 0, "x1": 1, "y1": 1, "layer": "below", "line": line}]
@@ -118,7 +120,7 @@ def _line(series: Series, style: StyleSheet) -> dict[str, Any]:
 def _axis(axis: Axis, style: StyleSheet) -> dict[str, Any]:
     limits = [math.log10(limit) for limit in axis.limits] if axis.logarithmic else list(axis.limits)
     drawn = {
-        "title": {"text": escape_plotly(axis.title)},
+        "title": {"text": escape_plotly(axis.title), "font": {"size": 12}},
         "range": limits,
         "type": "log" if axis.logarithmic else "linear",
         "gridcolor": style.light["dd-line"],

@@ -16,6 +16,20 @@ from ddtree_lab.wording import counted
 
 NAME_COLUMNS = 40  # character cells of a recorded name
 
+NEEDED = (
+    "budget",
+    "rounds",
+    "tau",
+    "tokens_per_second",
+    "tokens_per_round",
+    "per_depth",
+    "per_depth_conditional",
+    "offered_nodes",
+    "first_miss",
+    "stage_ms",
+    "calibration",
+)  # of a summary's figures
+
 Runs = Iterable[RunResult] | Iterable[Round] | Mapping[str, Any]
 
 
@@ -107,12 +121,18 @@ def _from_summary(summary: Mapping[str, Any]) -> Source:
     unknown = [mode for mode in summary["modes"] if mode not in MODES]
     if unknown:
         raise ValueError(f"runs must name modes of {', '.join(MODES)}, got {unknown[0]!r:.40}")
-    entries = [
-        Entry(mode, figures["budget"], None if mode == "ar" else summary.get("label"), figures)
+    found = [
+        (mode, figures)
         for mode, best in summary["modes"].items()
         for figures in (summary.get("by_budget", {}).get(mode) or {"": best}).values()
     ]
-    return Source(tuple(entries), _subject(summary.get("config", {}), summary.get("label")))
+    for mode, figures in found:
+        missing = [name for name in NEEDED if name not in figures]
+        if missing:
+            raise ValueError(f"runs must have {', '.join(missing)} for {mode} as summary.json has")
+    label = summary.get("label")
+    entries = [Entry(mode, figures["budget"], None if mode == "ar" else label, figures) for mode, figures in found]
+    return Source(tuple(entries), _subject(summary.get("config", {}), label))
 
 
 def _from_records(records: Sequence[object]) -> Source:

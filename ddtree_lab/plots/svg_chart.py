@@ -65,6 +65,8 @@ def _draw(chart: Chart, style: StyleSheet, frame: Frame) -> Figure:
     artists = [_series(axes, chart, index, style) for index in range(len(chart.series))]
     _scale(axes, "x", chart.x)
     _scale(axes, "y", chart.y)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=ink, parse_math=False)
     if chart.right:
         title, factor = chart.right
         other = axes.secondary_yaxis("right", functions=(lambda y: y * factor, lambda y: y / factor))

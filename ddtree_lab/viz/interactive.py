@@ -4,6 +4,10 @@ One MIME bundle serves every reader. JupyterLab with plotly's extension, which t
 figure, whether the notebook is trusted or not, and needs no network for it. nbconvert knows no plotly and takes the
 HTML, as does a JupyterLab without the extension: an ``img`` element with the SVG in it, which the cleaning of untrusted
 HTML leaves in place. A terminal takes the words.
+
+The bundle is written by the kernel and is the same every time. JupyterLab's extension adds an ``image/png`` of its own
+to the figures that it has drawn when the notebook is saved there; nbconvert still takes the HTML, and nbval does not
+compare images.
 """
 
 from __future__ import annotations
@@ -22,6 +26,11 @@ if TYPE_CHECKING:
     from ddtree_lab.target.protocol import Target
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
+MODE_BAR = {  # no button that sends the figure away, none that only selects
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +42,7 @@ class Interactive:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {
-            PLOTLY_MIME: json.loads(self.figure.to_json()),
+            PLOTLY_MIME: json.loads(self.figure.to_json()) | {"config": MODE_BAR},
             "text/html": self.picture._repr_html_(),
             "text/plain": self.picture.alt,
         }

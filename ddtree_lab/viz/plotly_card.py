@@ -10,7 +10,7 @@ from ddtree_lab.viz.tokens import escape_plotly
 
 HEAD_HEIGHT = 48  # pixels above the legend, for the title
 LEGEND_LINE = 19  # pixels of one entry
-_TOP = 14
+_INSET = 14
 
 
 def card(
@@ -27,7 +27,7 @@ def card(
         "template": {},
         "width": width,
         "height": height,
-        "margin": dict(margin),
+        "margin": {**margin, "autoexpand": False},
         "font": {"family": style.family(".ddtree"), "size": 12, "color": ink},
         "paper_bgcolor": paper,
         "plot_bgcolor": paper,
@@ -35,16 +35,15 @@ def card(
             "text": escape_plotly(title),
             "font": {"size": 14, "weight": 600},
             "subtitle": {"text": escape_plotly(subtitle), "font": {"size": 12, "color": muted}},
-            "x": _TOP / width,
+            "x": _INSET / width,
             "xanchor": "left",
-            "y": 1 - _TOP / height,
+            "y": 1 - _INSET / height,
             "yanchor": "top",
         },
         "legend": {
-            "x": _TOP / width,
-            "xref": "container",
+            "x": (_INSET - margin["l"]) / (width - margin["l"] - margin["r"]),
             "xanchor": "left",
-            "y": 1 - (head - 12) / height,
+            "y": 1 - (head - 8) / height,
             "yref": "container",
             "yanchor": "top",
             "traceorder": "normal",
