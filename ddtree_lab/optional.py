@@ -8,10 +8,11 @@ from types import ModuleType
 
 def lab_module(name: str) -> ModuleType:
     """The module ``name``. Raises ImportError naming the extra when its package is not installed."""
+    package = name.partition(".")[0]
     try:
-        return import_module(name)
+        import_module(package)
     except ModuleNotFoundError as error:
-        package = name.partition(".")[0]
         if error.name != package:
             raise
         raise ImportError(f"{package} is not installed: pip install ddtree-lab[lab]", name=package) from None
+    return import_module(name)
