@@ -19,33 +19,38 @@ from ddtree_lab.plots.chart import Axis, Chart, Series
 from ddtree_lab.plots.look import AXES_HEIGHT, LEFT, MARKERS, frame_of
 from ddtree_lab.plots.plotly_chart import chart_figure
 from ddtree_lab.plots.show import show
+from ddtree_lab.plots.source import NAME_COLUMNS
 from ddtree_lab.plots.svg_chart import chart_svg
 from ddtree_lab.prompts import Prompt
 from ddtree_lab.types import MODES, RunResult
 from ddtree_lab.viz.interactive import Interactive
 from ddtree_lab.viz.stylesheet import read_style
-from ddtree_lab.viz.tokens import escape_plotly, visible
+from ddtree_lab.viz.tokens import escape_plotly, label
 
 ALL = [getattr(plots, name) for name in plots.__all__]
 AT_BUDGET = [plot for plot in ALL if plot not in (plots.tau_by_budget, plots.speed_by_budget)]
 SETTINGS = [("ar", None), ("chain", 5), *((mode, n) for mode in ("eagle_linear", "tree_walk") for n in (4, 8, 16))]
 
 
-def run_of(mode: str, budget: int | None, *, seed: int = 0, label: str | None = "toy") -> RunResult:
+def run_of(mode: str, budget: int | None, *, seed: int) -> RunResult:
     result = sample_run(mode, budget=budget or 0, tokens=40, seed=seed, boost=2.5)
-    about = {"budget": budget, "label": None if mode == "ar" else label, "drafter": "words", "target": "rule"}
     seconds = 0.25 + 0.01 * (budget or 0) + len(result.rounds) / 64
-    return replace(result, meta={**result.meta, **about}, stats={"decode_seconds": seconds})
+    result = replace(result, stats={"decode_seconds": seconds})
+    return about(result, budget=budget, label=None if mode == "ar" else "toy", drafter="words", target="rule")
 
 
-def runs_of(*, label: str | None = "toy") -> list[RunResult]:
-    return [run_of(mode, budget, seed=seed, label=label) for seed in range(2) for mode, budget in SETTINGS]
+def runs_of() -> list[RunResult]:
+    return [run_of(mode, budget, seed=seed) for seed in range(2) for mode, budget in SETTINGS]
 
 
-def summary_of(runs: list[RunResult], *, label: str | None = "toy") -> dict[str, object]:
+def about(run: RunResult, **meta: object) -> RunResult:
+    return replace(run, meta={**run.meta, **meta})
+
+
+def summary_of(runs: list[RunResult]) -> dict[str, object]:
     results = {Setting(*key): [run for run in runs if (run.mode, run.meta["budget"]) == key] for key in SETTINGS}
     prompts = tuple(Prompt(text="Say it.", id=f"p{number}") for number in range(2))
-    comparison = Comparison(prompts, results, 0.0, {"target": "rule", "drafter": "words"}, {}, label)
+    comparison = Comparison(prompts, results, 0.0, {"target": "rule", "drafter": "words"}, {}, "toy")
     return json.loads(json.dumps(summarise(comparison)))
 
 
@@ -65,6 +70,11 @@ def trace_of(shown: Interactive, start: str) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[RunResult]:
+    return runs_of()
+
+
+@pytest.fixture(scope="module")
+def same_runs() -> list[RunResult]:
     return runs_of()
 
 
@@ -109,12 +119,12 @@ def test_tau_and_speed_by_budget_are_the_metrics(runs) -> None:
     left, right = speed.figure.layout.yaxis.range, speed.figure.layout.yaxis2.range
     assert [limit / plain for limit in left] == pytest.approx(right)
     assert speed.figure.layout.yaxis2.title.text == "ratio to ar (times)"
-    assert tau.figure.layout.yaxis2.title.text is None
+    assert "yaxis2" not in tau.figure.layout.to_plotly_json()
 
 
 def test_without_plain_decoding_there_is_no_ratio(runs) -> None:
     shown = plots.speed_by_budget([run for run in runs if run.mode != "ar"])
-    assert shown.figure.layout.yaxis2.title.text is None
+    assert "yaxis2" not in shown.figure.layout.to_plotly_json()
     assert " x ar" not in shown.figure.to_json() and "ratio" not in shown.picture.svg
 
 
@@ -125,7 +135,7 @@ def test_a_setting_without_times_is_a_gap_in_both_pictures(runs) -> None:
     assert trace["y"][1] is None and None not in (trace["y"][0], trace["y"][2])
     assert trace["connectgaps"] is False
     assert trace["hovertext"][1].endswith("no time recorded")
-    assert path_points(shown.picture.svg, "series-3")[1] is None
+    assert len(signs(shown.picture.svg, "series-3")) == 2 and len(signs(shown.picture.svg, "series-2")) == 3
     timeless = [replace(run, stats={}) for run in runs]
     with pytest.raises(ValueError, match="runs must hold runs with 'decode_seconds', got none with a time"):
         plots.speed_by_budget(timeless)
@@ -138,7 +148,7 @@ def test_depths_that_no_round_reached_are_gaps_not_zeros() -> None:
     trace = trace_of(shown, "rounds, 1 round")
     assert trace["y"] == [0.0, None, None]
     assert trace["hovertext"][1].endswith("depth 2: no round")
-    assert [point is None for point in path_points(shown.picture.svg, "series-0", points=3)] == [False, True, True]
+    assert len(signs(shown.picture.svg, "series-0")) == 1
 
 
 def test_tokens_per_round_is_the_metric_without_plain_decoding(runs) -> None:
@@ -234,18 +244,18 @@ def test_titles_axes_rounds_and_labels_are_stated(runs, plot: Callable[..., Inte
         assert all("[toy]" in name for name in traces(shown) if not name.startswith("ar"))
     else:
         assert [("[toy]" in name) for name in layout.xaxis.ticktext] == [False, True, True, True]
-    assert "[toy]" not in plot(runs_of(label=None)).figure.to_json()
+    assert "[toy]" not in json.dumps(plot([about(run, label=None) for run in runs])._repr_mimebundle_())
 
 
 @pytest.mark.parametrize("plot", ALL)
-def test_equal_runs_give_equal_bytes(plot: Callable[..., Interactive]) -> None:
-    first, second = (json.dumps(plot(runs_of())._repr_mimebundle_()) for _ in range(2))
-    assert first == second
-    assert re.search(r"\d\d:\d\d|20\d\d-", plot(runs_of()).picture.svg) is None
+def test_equal_runs_give_equal_bytes(runs, same_runs, plot: Callable[..., Interactive]) -> None:
+    first, second = plot(runs), plot(same_runs)
+    assert json.dumps(first._repr_mimebundle_()) == json.dumps(second._repr_mimebundle_())
+    assert re.search(r"\d\d:\d\d|20\d\d-", first.picture.svg) is None
 
 
 def test_a_label_per_drafter_makes_a_series_each(runs) -> None:
-    both = [*runs, *(replace(run, meta={**run.meta, "label": "replay"}) for run in runs if run.mode == "tree_walk")]
+    both = [*runs, *(about(run, label="replay") for run in runs if run.mode == "tree_walk")]
     names = list(traces(plots.tau_by_budget(both)))
     assert [name.split(",")[0] for name in names] == [
         "ar (plain decoding)",
@@ -306,15 +316,16 @@ def test_rounds_alone_make_one_entry(runs) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_names_are_text_in_both_pictures(text: str) -> None:
-    run = run_of("tree_walk", 8, label=f"{text} $x$ _")
-    shown = plots.acceptance_by_depth([replace(run, meta={**run.meta, "target": text, "drafter": text})])
+def test_hostile_names_are_text_in_both_pictures(runs, text: str) -> None:
+    run = about(runs[-1], label=f"{text} $x$ _", target=text, drafter=text)
+    shown = plots.acceptance_by_depth([run])
     svg = ElementTree.fromstring(shown.picture.svg)
     assert not [node for node in svg.iter() if node.tag.endswith(("script", "image", "foreignObject"))]
     (trace,) = traces(shown).values()
     drawn = "".join("".join(node.itertext()) for node in svg.iter("{http://www.w3.org/2000/svg}text"))
-    assert visible(text)[:30] in drawn
-    assert escape_plotly(visible(text)[:30]) in trace["name"]
+    words = label(f"{text} $x$ _", columns=NAME_COLUMNS)
+    assert drawn.count(f"[{words}]") == 2
+    assert f"[{escape_plotly(words)}]" in trace["name"]
     assert not set("<>$") & set(trace["name"])
 
 
@@ -349,32 +360,32 @@ def placed(chart: Chart, x: float, y: float) -> tuple[float, float]:
     return across, down
 
 
-def path_points(svg: str, name: str, *, points: int = 3) -> list[tuple[float, float] | None]:
-    """The signs of a series along x, with None where there is none; x of the ticks tells which is missing."""
-    root = ElementTree.fromstring(svg)
-    (group,) = [node for node in root.iter("{http://www.w3.org/2000/svg}g") if node.get("id") == name]
-    found = [(float(use.get("x")), float(use.get("y"))) for use in group.iter("{http://www.w3.org/2000/svg}use")]
-    (axis,) = [node for node in root.iter("{http://www.w3.org/2000/svg}g") if node.get("id") == "matplotlib.axis_1"]
-    ticks = [float(use.get("x")) for use in axis.iter("{http://www.w3.org/2000/svg}use")][:points]
-    return [next((point for point in found if abs(point[0] - tick) < 0.01), None) for tick in ticks]
+def groups(svg: str, name: str) -> list[ElementTree.Element]:
+    """The groups of a series: itself, or its bars or dots."""
+    found = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}g")
+    return [group for group in found if re.fullmatch(rf"{name}(-\d+)?", group.get("id", ""))]
+
+
+def signs(svg: str, name: str) -> list[tuple[float, float]]:
+    """Where the signs of a series stand."""
+    uses = [use for group in groups(svg, name) for use in group.iter("{http://www.w3.org/2000/svg}use")]
+    return [(float(use.get("x")), float(use.get("y"))) for use in uses]
 
 
 @pytest.mark.parametrize("kind", ["lines", "dots"])
 @pytest.mark.parametrize("logarithmic", [False, True])
 def test_lines_and_dots_have_the_same_coordinates_in_both_pictures(kind: str, logarithmic: bool) -> None:
     chart = example_chart(kind, logarithmic=logarithmic)
-    root = ElementTree.fromstring(chart_svg(chart))
+    svg = chart_svg(chart)
     for index, trace in enumerate(json.loads(chart_figure(chart).to_json())["data"][:2]):
-        (group,) = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id") == f"series-{index}"]
-        drawn = [(float(use.get("x")), float(use.get("y"))) for use in group.iter("{http://www.w3.org/2000/svg}use")]
+        drawn = signs(svg, f"series-{index}")
         values = [(x, y) for x, y in zip(trace["x"], trace["y"], strict=True) if y is not None]
         assert len(values) == 3
         assert drawn == [pytest.approx(placed(chart, *value), abs=0.01) for value in values]
 
 
 def test_a_gap_interrupts_the_line_of_the_svg() -> None:
-    root = ElementTree.fromstring(chart_svg(example_chart("lines")))
-    (group,) = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id") == "series-0"]
+    (group,) = groups(chart_svg(example_chart("lines")), "series-0")
     path = next(iter(group)).get("d")
     assert re.findall("[ML]", path) == ["M", "M", "L"]
 
@@ -383,15 +394,14 @@ def test_a_gap_interrupts_the_line_of_the_svg() -> None:
 def test_bars_have_the_same_coordinates_in_both_pictures(kind: str) -> None:
     chart = example_chart(kind)
     svg = chart_svg(chart)
-    root = ElementTree.fromstring(svg)
     for index, trace in enumerate(json.loads(chart_figure(chart).to_json())["data"]):
         assert trace["type"] == "bar"
         for point, (x, y, base) in enumerate(zip(trace["x"], trace["y"], trace["base"], strict=True)):
-            groups = [g for g in root.iter("{http://www.w3.org/2000/svg}g") if g.get("id") == f"series-{index}-{point}"]
+            paths = [path.get("d") for group in groups(svg, f"series-{index}-{point}") for path in group]
             if y is None:
-                assert not [path for group in groups for path in group if "L" in path.get("d", "")]
+                assert not [path for path in paths if "L" in path]
                 continue
-            numbers = [float(number) for number in re.findall(r"-?[\d.]+", groups[0][0].get("d"))]
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+", paths[0])]
             left, right, top, bottom = *span(numbers[::2]), *span(numbers[1::2])
             start = placed(chart, x + trace["offset"], base)
             end = placed(chart, x + trace["offset"] + trace["width"], base + y)

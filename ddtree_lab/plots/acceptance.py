@@ -12,7 +12,7 @@ from ddtree_lab.plots.source import Entry, Runs, read_source
 from ddtree_lab.viz.interactive import Interactive
 from ddtree_lab.wording import counted
 
-SMALLEST_DOT, LARGEST_DOT = 5.0, 22.0  # pixels
+SMALLEST_DOT, LARGEST_DOT = 5.0, 22.0  # pixels, in whole ones
 APART = {"beyond_k": "beyond\ntop K", "full_horizon": "no miss:\nall depths", "cut": "no miss:\nend of text"}
 
 
@@ -120,7 +120,7 @@ def calibration(runs: Runs, *, budget: int | None = None) -> Interactive:
             for row in rows
         )
         dots = _series(entry, tuple(row["stated"] for row in rows), tuple(row["observed"] for row in rows), notes)
-        sizes = tuple(max(SMALLEST_DOT, LARGEST_DOT * math.sqrt(row["nodes"] / most)) for row in rows)
+        sizes = tuple(max(SMALLEST_DOT, round(LARGEST_DOT * math.sqrt(row["nodes"] / most), 0)) for row in rows)
         series.append(replace(dots, sizes=sizes))
     return show(
         Chart(

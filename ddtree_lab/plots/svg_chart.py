@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from typing import TYPE_CHECKING
 
 from ddtree_lab.optional import lab_module
@@ -36,10 +37,14 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def chart_svg(chart: Chart) -> str:
-    """The chart as one SVG document. Series i is the group ``series-i``; a None is a gap in a line, no bar, no dot."""
+    """The chart as one SVG document. Series i is the group ``series-i``, its bar or dot j ``series-i-j``; a None is
+    a gap in a line, no bar, no dot."""
     matplotlib = lab_module("matplotlib")
     style, frame, written = chart_style(), frame_of(chart), io.StringIO()
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # the reader's fonts draw it, these only measure
         _draw(chart, style, frame).savefig(written, format="svg", metadata=NO_METADATA)
     return _themed(written.getvalue(), chart, style, frame)
 
@@ -101,10 +106,10 @@ def _series(axes: Axes, chart: Chart, index: int, style: StyleSheet) -> object:
     colour, marker = style.light[series.style], MARKERS.get(series.style, ANY_MARKER).matplotlib
     y = [math.nan if value is None else value for value in series.y]
     if chart.kind == "dots":
-        areas = [size**2 for size in series.sizes]
-        return axes.scatter(
-            series.x, y, areas, color=colour, marker=marker, alpha=0.7, edgecolors=paper, linewidths=0.8, gid=gid
-        )
+        look = {"color": colour, "marker": marker, "linestyle": "none", "alpha": 0.7, "markeredgecolor": paper}
+        for point, (x, value, size) in enumerate(zip(series.x, y, series.sizes, strict=True)):
+            axes.plot([x], [value], **look, markersize=size, markeredgewidth=0.8, gid=f"{gid}-{point}")
+        return axes.plot([], [], **look, markersize=MARKER_SIZE)[0]
     if chart.kind == "lines":
         dash = tuple(length / LINE_WIDTH for length in dash_of(style, series.style))
         (line,) = axes.plot(
