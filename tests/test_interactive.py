@@ -183,8 +183,7 @@ def reopened(notebook: Path, tmp_path: Path) -> Callable[..., Iterator[object]]:
 @pytest.mark.browser
 def test_jupyterlab_shows_the_figure_of_an_untrusted_notebook_without_a_network(reopened) -> None:
     with reopened() as page:
-        # Where it is not pointed at, the extension covers the figure with a picture that it drew of it.
-        page.wait_for_selector(".jp-OutputArea-output .js-plotly-plot .textpoint", state="attached")
+        page.wait_for_selector(".jp-OutputArea-output.js-plotly-plot .textpoint")
         assert page.locator(".gtitle").text_content() == HOSTILE[0]
         assert page.locator(".textpoint", has_text="<script>alert…").count() > 0
         assert page.locator(".jp-OutputArea-output img[src^='data:image/svg']").count() == 0
