@@ -176,6 +176,18 @@ def test_missed_ranks_are_the_metric(runs) -> None:
         assert sum(apart.values()) + sum(drawn.values()) == figures_of(runs, *setting)["rounds"]
 
 
+def test_many_ranks_are_all_drawn_and_few_are_labelled(runs) -> None:
+    summary = summary_of(runs)
+    figures = summary["by_budget"]["tree_walk"]["16"]
+    figures["first_miss"] = {"ranks": {"2": 40, "31": 7}, "beyond_k": 3, "full_horizon": 1, "cut": 0}
+    shown = plots.missed_ranks(summary)
+    trace, axes = trace_of(shown, "tree-walk"), shown.figure.layout
+    assert {x: y for x, y in zip(trace["x"], trace["y"], strict=True) if y} == {2: 40, 31: 7, 37: 3, 43: 1}
+    assert trace["x"][:31] == list(range(1, 32)) and trace["x"][31:] == list(axes.xaxis.tickvals[-3:])
+    assert axes.xaxis.ticktext[:3] == ("1", "3", "5") and axes.xaxis.ticktext[-3:-2] == ("beyond<br>top K",)
+    assert axes.yaxis.tickvals == (0, 10, 20, 30, 40)
+
+
 def test_calibration_is_the_metric(runs) -> None:
     shown = plots.calibration(runs, budget=8)
     rows = figures_of(runs, "tree_walk", 8)["calibration"]
@@ -429,6 +441,21 @@ def test_both_pictures_have_the_colours_of_the_style_sheets() -> None:
         assert svg.count(f"--{name}:{style.light[name]};") == svg.count(f"--{name}:{style.dark[name]};") == 1
 
 
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [(1, (0, 1)), (6, tuple(range(7))), (13, (0, 5, 10)), (61, (0, 20, 40, 60)), (7000, (0, 2000, 4000, 6000))],
+)
+def test_counts_of_rounds_have_whole_ticks(runs, most: int, ticks: tuple[int, ...]) -> None:
+    summary = summary_of(runs)
+    for figures in (
+        summary["modes"]["chain"],
+        *(summary["by_budget"][mode]["4"] for mode in ("eagle_linear", "tree_walk")),
+    ):
+        figures["tokens_per_round"] = [0, most]
+    axis = plots.tokens_per_round(summary, budget=4).figure.layout.yaxis
+    assert axis.tickvals == ticks and axis.range[1] > most
+
+
 def test_every_mode_has_its_own_colour_and_sign() -> None:
     style = read_style("chart")
     for colours in (style.light, style.dark):
@@ -450,7 +477,10 @@ def test_the_svg_is_one_element_in_pixels_with_its_right_axis_and_legend() -> No
     assert "<metadata" not in shown.picture.svg and "<!DOCTYPE" not in shown.picture.svg
 
 
-def test_a_chart_in_words_has_dashes_for_gaps() -> None:
-    assert example_chart("bars").in_words() == (
-        "A title\nBelow it\nchain bars: 0.5, –, 1.5, 2\ntree_walk bars: 1, 2.5, –, 0.25"
+def test_a_chart_in_words_has_places_and_values_and_dashes_for_gaps() -> None:
+    chart = example_chart("bars")
+    assert chart.in_words() == (
+        "A title\nBelow it\nchain bars – 2: 0.5, 4: –, eight nodes: 1.5, 16: 2\n"
+        "tree_walk bars – 2: 1, 4: 2.5, eight nodes: –, 16: 0.25"
     )
+    assert "chain bars – 2: 0.5, 4: –, 8: 1.5" in replace(chart, x=Axis("x", (0.0, 20.0))).in_words()

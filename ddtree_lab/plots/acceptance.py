@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 from ddtree_lab.plots.chart import Axis, Chart, Series
 from ddtree_lab.plots.show import show
@@ -13,6 +14,7 @@ from ddtree_lab.viz.interactive import Interactive
 from ddtree_lab.wording import counted
 
 SMALLEST_DOT, LARGEST_DOT = 5.0, 22.0  # pixels, in whole ones
+MAX_TICKS = 16
 APART = {"beyond_k": "beyond\ntop K", "full_horizon": "no miss:\nall depths", "cut": "no miss:\nend of text"}
 
 
@@ -40,7 +42,7 @@ def acceptance_by_depth(runs: Runs, *, budget: int | None = None, conditional: b
             title="Acceptance per depth",
             subtitle=source.subtitle,
             x=_counting("depth (tokens after the root)", deepest),
-            y=Axis(f"share accepted, {of} (0 to 1)", (0.0, 1.05)),
+            y=Axis(f"share accepted, {of} (0 to 1)", (-0.03, 1.05)),
             series=tuple(series),
         )
     )
@@ -53,7 +55,7 @@ def tokens_per_round(runs: Runs, *, budget: int | None = None) -> Interactive:
     series = []
     for entry in source.entries:
         counts = tuple(entry.figures["tokens_per_round"])
-        notes = tuple(f"{counted(tokens, 'token')}: {counted(count, 'round')}" for tokens, count in enumerate(counts))
+        notes = tuple(f"{counted(tokens, 'token')}: {counted(rounds, 'round')}" for tokens, rounds in enumerate(counts))
         series.append(_series(entry, tuple(map(float, range(1, len(counts)))), counts[1:], notes[1:]))
     most = max(len(bars.x) for bars in series)
     return show(
@@ -78,13 +80,15 @@ def missed_ranks(runs: Runs, *, budget: int | None = None) -> Interactive:
     source = read_source(runs).at_budget(budget).drafted()
     misses = [entry.figures["first_miss"] for entry in source.entries]
     last = max((int(rank) for miss in misses for rank in miss["ranks"]), default=0)
-    places = [*range(1, last + 1), *(last + 2 + 2 * index for index in range(len(APART)))]
-    labels = [*map(str, range(1, last + 1)), *APART.values()]
+    step = max(2, math.ceil((last + 2) / 6))  # apart, and wide enough for the words
+    apart = [last + step * index for index in range(1, len(APART) + 1)]
+    places, ticks = [*range(1, last + 1), *apart], [*_spread(last), *apart]
+    labels = [*map(str, _spread(last)), *APART.values()]
     series = []
     for entry, miss in zip(source.entries, misses, strict=True):
         counts = [miss["ranks"].get(str(rank), 0) for rank in range(1, last + 1)] + [miss[name] for name in APART]
         said = [f"rank {rank}" for rank in range(1, last + 1)] + [words.replace("\n", " ") for words in APART.values()]
-        notes = tuple(f"{words}: {counted(count, 'round')}" for words, count in zip(said, counts, strict=True))
+        notes = tuple(f"{words}: {counted(rounds, 'round')}" for words, rounds in zip(said, counts, strict=True))
         series.append(_series(entry, tuple(map(float, places)), tuple(counts), notes))
     return show(
         Chart(
@@ -93,8 +97,8 @@ def missed_ranks(runs: Runs, *, budget: int | None = None) -> Interactive:
             subtitle=source.subtitle,
             x=Axis(
                 "rank of the target's token in the drafter's distribution, 1 the most probable",
-                (0.0, places[-1] + 1.0),
-                tuple(map(float, places)),
+                (0.0, places[-1] + step / 2),
+                tuple(map(float, ticks)),
                 tuple(labels),
             ),
             y=_rounds(series),
@@ -140,13 +144,22 @@ def _series(entry: Entry, x: tuple[float, ...], y: tuple[float | None, ...], not
 
 
 def _counting(title: str, last: int) -> Axis:
-    """An axis from 1 to ``last`` with a tick at each whole number."""
-    numbers = range(1, last + 1)
+    """An axis from 1 to ``last``."""
+    numbers = _spread(last)
     return Axis(title, (0.5, last + 0.5), tuple(map(float, numbers)), tuple(map(str, numbers)))
 
 
 def _rounds(bars: Sequence[Series]) -> Axis:
-    return Axis("rounds", (0.0, 1.08 * max(1, *(count for series in bars for count in series.y))))
+    """The axis of counts of rounds, from 0."""
+    most = max(1, *(value for series in bars for value in series.y))
+    steps = (digit * 10**power for power in count() for digit in (1, 2, 5))
+    numbers = range(0, most + 1, next(step for step in steps if 6 * step >= most))
+    return Axis("rounds", (0.0, 1.08 * most), tuple(map(float, numbers)), tuple(map(str, numbers)))
+
+
+def _spread(last: int) -> range:
+    """Numbers from 1 to ``last``, few enough to stand side by side."""
+    return range(1, last + 1, math.ceil(last / MAX_TICKS) or 1)
 
 
 def _percent(share: float | None) -> str:

@@ -57,9 +57,13 @@ class Chart:
         return tuple(sum(series.y[point] or 0.0 for series in before) for point in range(len(self.series[index].y)))
 
     def in_words(self) -> str:
-        """Titles, then a line a series with its values; gaps are dashes."""
+        """Titles, then a line a series with its values after their places along x; gaps are dashes."""
+        names = dict(zip(self.x.ticks, (label.replace("\n", " ") for label in self.x.labels), strict=True))
         lines = [self.title, self.subtitle]
         for series in self.series:
-            values = ", ".join("–" if value is None else f"{value:.4g}" for value in series.y)
-            lines.append(f"{series.name}: {values}")
+            points = (
+                f"{names.get(x, f'{x:.4g}')}: {'–' if y is None else f'{y:.4g}'}"
+                for x, y in zip(series.x, series.y, strict=True)
+            )
+            lines.append(f"{series.name} – {', '.join(points)}")
         return "\n".join(lines)

@@ -33,7 +33,7 @@ def chart_figure(chart: Chart) -> Figure:
     layout = card(
         style, chart.title, subtitle=chart.subtitle, width=frame.width, height=frame.height, margin=margin
     ) | {
-        "xaxis": _axis(chart.x, style),
+        "xaxis": _axis(chart.x, style) | {"showgrid": chart.diagonal},
         "yaxis": _axis(chart.y, style),
         "barmode": "overlay",
         "hovermode": "closest",
@@ -129,5 +129,5 @@ def _axis(axis: Axis, style: StyleSheet) -> dict[str, Any]:
     }
     if axis.ticks:
         labels = [escape_plotly(label).replace("\n", "<br>") for label in axis.labels]
-        drawn |= {"tickvals": list(axis.ticks), "ticktext": labels, "showgrid": False, "ticks": "outside"}
+        drawn |= {"tickvals": list(axis.ticks), "ticktext": labels}
     return drawn

@@ -92,7 +92,7 @@ def stage_times(runs: Runs, *, budget: int | None = None) -> Interactive:
             title="Time of a round by stage",
             subtitle=source.subtitle,
             x=Axis("", (-0.6, len(places) - 0.4), places, tuple(map(_lines, source.entries))),
-            y=Axis("median time of the stage per round (ms)", (0.0, 1.08 * highest)),
+            y=Axis("median time of the stage per round (ms)", (0.0, 1.08 * highest or 1.0)),
             series=tuple(series),
         )
     )
