@@ -327,7 +327,7 @@ def test_rounds_alone_make_one_entry(runs) -> None:
     assert trace_of(plots.acceptance_by_depth(rounds), "rounds")["y"] == metrics.per_depth(rounds)
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [*HOSTILE, "#0b5cad", 'style="stroke: #0b5cad"'])
 def test_hostile_names_are_text_in_both_pictures(runs, text: str) -> None:
     run = about(runs[-1], label=f"{text} $x$ _", target=text, drafter=text)
     shown = plots.acceptance_by_depth([run])

@@ -23,7 +23,7 @@ from ddtree_lab.plots.look import (
     dash_of,
     frame_of,
 )
-from ddtree_lab.viz.plotly_card import HEAD_HEIGHT, LEGEND_LINE
+from ddtree_lab.viz.plotly_card import HEAD_HEIGHT, INSET, LEGEND_LINE
 from ddtree_lab.viz.stylesheet import StyleSheet
 from ddtree_lab.viz.tokens import escape
 
@@ -42,9 +42,8 @@ def chart_svg(chart: Chart) -> str:
     matplotlib = lab_module("matplotlib")
     style, frame, written = chart_style(), frame_of(chart), io.StringIO()
     with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing from font"
-        )  # the reader's fonts draw it, these only measure
+        # Fonts only measure here: the reader's own draw.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         _draw(chart, style, frame).savefig(written, format="svg", metadata=NO_METADATA)
     return _themed(written.getvalue(), chart, style, frame)
 
@@ -54,9 +53,9 @@ def _draw(chart: Chart, style: StyleSheet, frame: Frame) -> Figure:
     figure = lab_module("matplotlib.figure").Figure(
         (frame.width / PER_INCH, frame.height / PER_INCH), dpi=PER_INCH, facecolor=paper
     )
-    place = LEFT, BOTTOM, frame.width - LEFT - frame.right, AXES_HEIGHT
+    across = frame.width - LEFT - frame.right
     axes = figure.add_axes(
-        (place[0] / frame.width, place[1] / frame.height, place[2] / frame.width, place[3] / frame.height)
+        (LEFT / frame.width, BOTTOM / frame.height, across / frame.width, AXES_HEIGHT / frame.height)
     )
     axes.set_facecolor(paper)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -80,15 +79,15 @@ def _draw(chart: Chart, style: StyleSheet, frame: Frame) -> Figure:
         other.spines["right"].set_visible(False)
 
     def write(text: str, below: float, **font: object) -> None:
-        figure.text(14 / frame.width, 1 - below / frame.height, text, parse_math=False, va="top", **font)
+        figure.text(INSET / frame.width, 1 - below / frame.height, text, parse_math=False, va="top", **font)
 
-    write(chart.title, 14, color=ink, size=14, weight="bold")
-    write(chart.subtitle, 14 + LEGEND_LINE, color=muted)
+    write(chart.title, INSET, color=ink, size=14, weight="bold")
+    write(chart.subtitle, INSET + LEGEND_LINE, color=muted)
     legend = figure.legend(
         artists,
         [series.name for series in chart.series],
         loc="upper left",
-        bbox_to_anchor=(14 / frame.width, 1 - (HEAD_HEIGHT + 10) / frame.height),
+        bbox_to_anchor=(INSET / frame.width, 1 - (HEAD_HEIGHT + 10) / frame.height),
         borderaxespad=0,
         borderpad=0,
         frameon=False,
@@ -157,8 +156,9 @@ def _themed(svg: str, chart: Chart, style: StyleSheet, frame: Frame) -> str:
     """The SVG element alone, in pixels, with custom properties for the colours and the reader's own fonts."""
     names = ["dd-ink", "dd-muted", "dd-bg", "dd-line", *dict.fromkeys(series.style for series in chart.series)]
     head, body = svg[svg.index("<svg") :].split(">", 1)
-    for name in names:
-        body = body.replace(style.light[name], f"var(--{name})")
+    used = {style.light[name]: f"var(--{name})" for name in names}
+    colour = re.compile("|".join(used))
+    body = re.sub(r"<[^>]*>", lambda tag: colour.sub(lambda found: used[found[0]], tag[0]), body)
     light, dark = ("".join(f"--{name}:{colours[name]};" for name in names) for colours in (style.light, style.dark))
     sheet = (
         f".ddtree-chart{{{light}}}@media (prefers-color-scheme: dark){{.ddtree-chart{{{dark}}}}}"

@@ -10,7 +10,7 @@ from ddtree_lab.viz.tokens import escape_plotly
 
 HEAD_HEIGHT = 48  # pixels above the legend, for the title
 LEGEND_LINE = 19  # pixels of one entry
-_INSET = 14
+INSET = 14  # of the texts from the edges, in pixels
 
 
 def card(
@@ -35,13 +35,13 @@ def card(
             "text": escape_plotly(title),
             "font": {"size": 14, "weight": 600},
             "subtitle": {"text": escape_plotly(subtitle), "font": {"size": 12, "color": muted}},
-            "x": _INSET / width,
+            "x": INSET / width,
             "xanchor": "left",
-            "y": 1 - _INSET / height,
+            "y": 1 - INSET / height,
             "yanchor": "top",
         },
         "legend": {
-            "x": (_INSET - margin["l"]) / (width - margin["l"] - margin["r"]),
+            "x": (INSET - margin["l"]) / (width - margin["l"] - margin["r"]),
             "xanchor": "left",
             "y": 1 - (head - 8) / height,
             "yref": "container",
