@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ddtree_lab.files import read_bounded
 from ddtree_lab.machine import machine_facts
-from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, summarise_results
+from ddtree_lab.metrics import Match, compare_tokens, linear_against_walk, speed_ratio, summarise_results
 from ddtree_lab.progress import progress_bar
 from ddtree_lab.prompts import Prompt, to_input_ids
 from ddtree_lab.rounding import measure_tolerance
@@ -162,8 +162,7 @@ def summarise(comparison: Comparison) -> dict[str, Any]:
     }
     plain = entries.get(Setting("ar", None), {}).get("tokens_per_second")
     for entry in entries.values():
-        speed = entry["tokens_per_second"]
-        entry["ratio_to_ar"] = speed / plain if speed is not None and plain else None
+        entry["ratio_to_ar"] = speed_ratio(entry["tokens_per_second"], plain)
     modes: dict[str, Any] = {}
     by_budget: dict[str, dict[str, Any]] = {}
     for setting, entry in entries.items():

@@ -70,6 +70,11 @@ def summarise_results(results: Sequence[RunResult]) -> dict[str, object]:
     }
 
 
+def speed_ratio(speed: float | None, plain: float | None) -> float | None:
+    """Tokens/s over those of plain decoding; None without either."""
+    return speed / plain if speed is not None and plain else None
+
+
 def tokens_per_round(rounds: Sequence[Round]) -> list[int]:
     """Histogram: entry t is the number of rounds that emitted t tokens."""
     counts = Counter(len(round_.emitted) for round_ in rounds)

@@ -19,7 +19,8 @@ from ddtree_lab.accept.linear import flatten_dfs
 from ddtree_lab.trace import prune, replay, replay_round
 from ddtree_lab.types import Acceptance, Round
 from ddtree_lab.viz import TreeWidget, describe_verdicts, layout_tree, show_round, visible
-from ddtree_lab.viz.svg import MARKS, themed_style, tree_style
+from ddtree_lab.viz.drawing import MARKS
+from ddtree_lab.viz.stylesheet import themed_style, tree_style
 
 LETTERS = {"root": "r", "kept": "k", "beyond": "w", "stop": "s", "bonus": "b", "plain": ".", "pruned": "p"}
 

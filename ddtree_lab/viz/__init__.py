@@ -1,9 +1,11 @@
-"""Pictures of what was recorded: traces -> SVG, tables, report page, widget. No model is needed here."""
+"""Pictures of what was recorded: traces -> SVG, plotly figures, tables, report, widget. No model is needed here."""
 
 from typing import Any
 
+from ddtree_lab.viz.interactive import Interactive, explore_round, explore_tree
 from ddtree_lab.viz.layout import TreeLayout, layout_tree
 from ddtree_lab.viz.picture import Picture, show_round, show_tree
+from ddtree_lab.viz.plotly_tree import round_figure, tree_figure
 from ddtree_lab.viz.report import render_report
 from ddtree_lab.viz.svg import round_svg, tree_svg
 from ddtree_lab.viz.tables import Table, depth_table, run_table
@@ -11,18 +13,23 @@ from ddtree_lab.viz.tokens import visible
 from ddtree_lab.viz.verdicts import describe_verdicts, most_lost, view_round
 
 __all__ = [
+    "Interactive",
     "Picture",
     "Table",
     "TreeLayout",
     "depth_table",
     "describe_verdicts",
+    "explore_round",
+    "explore_tree",
     "layout_tree",
     "most_lost",
     "render_report",
+    "round_figure",
     "round_svg",
     "run_table",
     "show_round",
     "show_tree",
+    "tree_figure",
     "tree_svg",
     "view_round",
     "visible",

@@ -13,8 +13,8 @@ from typing import Any
 
 from ddtree_lab.trace.replay import replay_round
 from ddtree_lab.types import Round, RunResult
+from ddtree_lab.viz.drawing import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, Mark
 from ddtree_lab.viz.layout import layout_tree
-from ddtree_lab.viz.svg import GEOMETRY, LABEL_COLUMNS, MARKS, ODDS_NOTE, Mark
 from ddtree_lab.viz.tokens import label, visible
 from ddtree_lab.viz.verdicts import Decode, RoundView, describe_verdicts, view_round
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ddtree_lab.types import RunResult
 from ddtree_lab.viz.payload import MODE_NAMES, TokenTable, drawing_payload, round_payload, run_name
-from ddtree_lab.viz.svg import static_text, tree_style
+from ddtree_lab.viz.stylesheet import static_text, tree_style
 from ddtree_lab.viz.tokens import escape, label, script_json, visible
 from ddtree_lab.viz.verdicts import Decode, RoundView, view_round
 
@@ -60,7 +60,7 @@ def render_report(summary: Mapping[str, Any], results: Sequence[RunResult], deco
         for index, result in enumerate(results)
         if index in chosen or result.mode == "tree_walk"
     }
-    style = static_text("report.css") + static_text("browse.css") + tree_style()
+    style = static_text("report.css") + static_text("browse.css") + static_text("chart.css") + tree_style()
     script = static_text("tree.js") + static_text("report.js")
     title = "Draft trees: chain, EAGLE-linear and tree-walk compared"
     return Template(static_text("report.html")).substitute(

@@ -1,7 +1,7 @@
 """Token text made readable and safe to show: decoded text -> visible text, labels, and markup-safe text.
 
-``visible`` and ``label`` deal with what a reader sees; ``escape`` and ``script_json`` are the output boundary, and
-everything that goes into HTML, SVG or a script element passes through one of them.
+``visible`` and ``label`` deal with what a reader sees; ``escape``, ``escape_plotly`` and ``script_json`` are the output
+boundary, and everything that goes into HTML, SVG, a plotly figure or a script element passes through one of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _LAID_OUT = {" ": " ", "\n": "⏎\n", "\t": "⇥\t", "\r": "␍"}
 _BLANK_LETTERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # drawn as nothing, not category C or Z
 _JOINER = "\u200d"
 _SCRIPT_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+_PLOTLY_ESCAPES = str.maketrans({c: f"&#{ord(c)};" for c in "&<>$"})
 _MARKUP_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"})
 
 
@@ -88,6 +89,11 @@ def label(text: str, *, columns: int) -> str:
 def escape(text: str) -> str:
     """Text for HTML or SVG content and for quoted attributes. Characters that XML forbids become ⟨U+XXXX⟩."""
     return "".join(c if _xml_allows(c) else f"⟨U+{ord(c):04X}⟩" for c in text).translate(_MARKUP_ESCAPES)
+
+
+def escape_plotly(text: str) -> str:
+    """Text for a plotly figure, which reads a subset of HTML and formulas between dollars."""
+    return text.translate(_PLOTLY_ESCAPES)
 
 
 def script_json(value: object) -> str:

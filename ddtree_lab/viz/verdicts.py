@@ -18,7 +18,7 @@ Decode = Callable[[int], str]
 class RoundView:
     """A round seen from both verifiers of the same tree and target tokens."""
 
-    marks: tuple[str, ...]  # [N] names of ddtree_lab.viz.svg.MARKS
+    marks: tuple[str, ...]  # [N] names of ddtree_lab.viz.drawing.MARKS
     linear_path: tuple[int, ...]  # nodes EAGLE-linear keeps, root first
     linear_stop: int | None  # the next node of its sequence, which it refused; None when it took them all
     tokens_lost: int  # kept tokens of this round that EAGLE-linear would not have emitted

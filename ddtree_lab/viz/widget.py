@@ -19,7 +19,7 @@ from ddtree_lab.trace.replay import replay_round
 from ddtree_lab.types import Round, RunResult
 from ddtree_lab.viz.payload import browsed_payload, drawing_payload, outcome_payload, run_name
 from ddtree_lab.viz.picture import Picture, show_round
-from ddtree_lab.viz.svg import static_text, themed_style, tree_style
+from ddtree_lab.viz.stylesheet import static_text, themed_style, tree_style
 from ddtree_lab.viz.tokens import token_decoder
 
 if TYPE_CHECKING:
