@@ -15,18 +15,23 @@ from samples import make_round, sample_run
 from test_viz import HOSTILE, follow, fork, grow, hostile, verified
 
 from ddtree_lab.accept import verify_linear
+from ddtree_lab.metrics import linear_against_walk
+from ddtree_lab.tree import build_best_first, rank_rows
 from ddtree_lab.types import Acceptance, DraftTree, RunResult
 from ddtree_lab.viz import (
     Picture,
     Table,
     depth_table,
     describe_verdicts,
+    draft_table,
     most_lost,
+    node_table,
     round_svg,
     run_table,
     show_round,
     show_tree,
     tree_svg,
+    verdict_table,
     view_round,
 )
 
@@ -160,6 +165,39 @@ def test_depth_table_states_both_shares_and_ends_at_the_deepest_depth_reached() 
     assert table.head == ("depth", "chain [toy], 4 rounds")
     assert table.rows == (("1", "75% (75%)"), ("2", "25% (33%)"))
     assert depth_table([replace(run, rounds=[none])]).rows == ()
+
+
+def test_verdict_table_has_a_row_a_run_and_their_sum() -> None:
+    runs = {f"run <{seed}>": sample_run("tree_walk", seed=seed) for seed in range(2)}
+    table = verdict_table(runs)
+    assert [row[0] for row in table.rows] == ["run <0>", "run <1>", "all"]
+    for row, run in zip(table.rows, runs.values(), strict=False):
+        found, tokens = linear_against_walk(run.rounds), sum(len(round_.emitted) for round_ in run.rounds)
+        kept, lost, false = tokens - found["tokens_lost"], found["lost_rounds"], found["false_continuations"]
+        assert row[1:] == tuple(map(str, (len(run.rounds), tokens, kept, lost, false)))
+    figures = [[int(cell) for cell in row[1:]] for row in table.rows]
+    assert [sum(pair) for pair in zip(*figures[:2], strict=True)] == figures[2]
+    with pytest.raises(ValueError, match="runs of tree_walk, got 'chain' for 'c'"):
+        verdict_table({"c": sample_run("chain")})
+
+
+def test_draft_table_has_a_row_a_depth_with_the_best_tokens_first() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.3], [0.009, 0.99, 0.001]]).log()
+    table = draft_table(*rank_rows(logits, 2), target=WORDS)
+    assert table.head == ("depth", "rank 1", "rank 2")
+    assert table.rows == (("1", "<0> 0.50", "<2> 0.30"), ("2", "<1> 0.99", "<0> 0.009"))
+
+
+def test_node_table_tells_each_path_in_tokens_and_ranks() -> None:
+    logits = torch.tensor([[0.5, 0.2, 0.3], [0.1, 0.9, 0.0]]).log()
+    table = node_table(build_best_first(logits, 3, root_token=9))
+    assert table.head == ("node", "parent", "path", "ranks", "path probability")
+    assert table.rows == (
+        ("1", "0", "0", "1", "0.50"),
+        ("2", "1", "0 1", "1 1", "0.45"),
+        ("3", "0", "2", "2", "0.30"),
+    )
+    assert node_table(build_best_first(logits, 0, root_token=9)).rows == ()
 
 
 def test_a_table_is_aligned_text_and_escaped_html() -> None:

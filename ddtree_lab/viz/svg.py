@@ -55,7 +55,7 @@ def _document(drawing: Drawing) -> str:
         "</clipPath>",
         f'<rect class="paper" width="{width:g}" height="{height:g}"/>',
         f'<text class="title" x="{size.margin}" y="{size.margin + 14}">{escape(drawing.heading)}</text>',
-        *(_legend_line(mark, size.margin, size.margin + 38 + 18 * line) for line, mark in enumerate(legend)),
+        *(legend_line(mark, size.margin, size.margin + 38 + 18 * line) for line, mark in enumerate(legend)),
         f'<text class="note" x="{size.margin}" y="{size.margin + 39 + 18 * len(legend)}">{drawing.note}</text>',
         "<g>",
         *edges,
@@ -88,7 +88,8 @@ def _node(x: float, y: float, node: Node) -> str:
     )
 
 
-def _legend_line(mark: Mark, x: float, y: float) -> str:
+def legend_line(mark: Mark, x: float, y: float) -> str:
+    """A mark with its meaning, the words' foot at ``y``."""
     return (
         f'<g class="node {mark.name}" transform="translate({x:g} {y - 11:g})">'
         f'<rect class="box" width="22" height="14" rx="4"/><text class="sign" x="11" y="12">{mark.sign}</text>'

@@ -1,17 +1,25 @@
-"""Runs as small tables that show themselves in a notebook: RunResults -> figures side by side.
+"""Small tables that show themselves in a notebook: runs, drafts and trees -> figures side by side.
 
-Every figure is a count or a ratio of counts. There are no times here, so the same tokens give the same table anywhere.
+Every figure is a count, a ratio of counts or a short probability. There are no times here, so the same tokens give the
+same table anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ddtree_lab.metrics import per_depth, per_depth_conditional
-from ddtree_lab.types import RunResult
-from ddtree_lab.viz.tokens import escape, visible
+from torch import Tensor
+
+from ddtree_lab.metrics import linear_against_walk, per_depth, per_depth_conditional
+from ddtree_lab.types import DraftTree, RunResult
+from ddtree_lab.viz.drawing import probability
+from ddtree_lab.viz.tokens import escape, token_decoder, visible
 from ddtree_lab.wording import aligned
+
+if TYPE_CHECKING:
+    from ddtree_lab.target.protocol import Target
 
 NOTHING = "–"
 
@@ -71,6 +79,61 @@ def depth_table(results: Iterable[RunResult]) -> Table:
     caption = "Share of all rounds that accepted this depth (of the rounds that accepted the depth before)"
     head = ("depth", *(f"{_name(result)}, {len(result.rounds)} rounds" for result in drafted))
     return Table(head, tuple(rows), caption)
+
+
+def verdict_table(results: Mapping[str, RunResult]) -> Table:
+    """Both verdicts on the same trees (``metrics.linear_against_walk``): one row a run by its name, then all together.
+
+    Tokens are those that tree-walk keeps; EAGLE-linear's are those less what it loses. Give runs of "tree_walk" that
+    drafted. Raises ValueError for a run of another mode.
+    """
+    for name, result in results.items():
+        if result.mode != "tree_walk":
+            raise ValueError(f"results must hold runs of tree_walk, got {result.mode!r} for {name!r:.40}")
+    rounds = {name: result.rounds for name, result in results.items()}
+    rounds["all"] = [round_ for result in results.values() for round_ in result.rounds]
+    head = ("prompt", "rounds", "tree-walk tokens", "EAGLE-linear tokens", "rounds lost", "false continuations")
+    rows = []
+    for name, of_run in rounds.items():
+        tokens, lost = sum(len(round_.emitted) for round_ in of_run), linear_against_walk(of_run) or {}
+        figures = (tokens - lost.get("tokens_lost", 0), lost.get("lost_rounds", 0), lost.get("false_continuations", 0))
+        rows.append((visible(name, laid_out=True), *map(str, (len(of_run), tokens, *figures))))
+    return Table(head, tuple(rows))
+
+
+def draft_table(token_ids: Tensor, log_probs: Tensor, *, target: Target | None = None) -> Table:
+    """A drafter's most probable tokens, one row a depth and one column a rank, each with its probability.
+
+    ``token_ids`` and ``log_probs`` [D, K] are those of ``tree.rank_rows`` or of a Round. Tokens are shown as texts of
+    ``target``'s tokenizer, as ids when there is none.
+    """
+    decode = token_decoder(target)
+    rows = [
+        (str(depth), *(f"{visible(decode(i))} {probability(p)}" for i, p in zip(ids, values, strict=True)))
+        for depth, (ids, values) in enumerate(zip(token_ids.tolist(), log_probs.tolist(), strict=True), start=1)
+    ]
+    return Table(("depth", *(f"rank {rank}" for rank in range(1, token_ids.shape[1] + 1))), tuple(rows))
+
+
+def node_table(tree: DraftTree, *, target: Target | None = None) -> Table:
+    """One row a drafted node in order of building: its parent, its path from the root as tokens and as ranks (from 1),
+    and the path's probability. Tokens are shown as ``draft_table`` does."""
+    decode, parents, ranks = token_decoder(target), tree.parents.tolist(), tree.ranks.tolist()
+    texts = [visible(decode(token)) for token in tree.token_ids.tolist()]
+    paths: list[tuple[int, ...]] = [()]
+    for node, parent in enumerate(parents[1:], start=1):
+        paths.append((*paths[parent], node))
+    rows = [
+        (
+            str(node),
+            str(parents[node]),
+            " ".join(texts[step] for step in paths[node]),
+            " ".join(str(ranks[step] + 1) for step in paths[node]),
+            probability(float(tree.log_probs[node])),
+        )
+        for node in range(1, len(tree))
+    ]
+    return Table(("node", "parent", "path", "ranks", "path probability"), tuple(rows))
 
 
 def _run_row(result: RunResult) -> tuple[str, ...]:
