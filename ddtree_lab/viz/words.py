@@ -44,13 +44,12 @@ class Words:
 
 
 def words_of(result: RunResult, target: Target) -> Words:
-    """The texts by ``target``'s tokenizer of all that pictures of ``result`` show: prompt, output, trees, and the
-    target's tokens after their nodes."""
-    shown = {*result.prompt_ids, *result.output_ids}
+    """The texts by ``target``'s tokenizer of every token that ``result`` holds."""
+    decode, tokens = token_decoder(target), {*result.prompt_ids, *result.output_ids}
     for round_ in result.rounds:
-        shown.update(round_.tree.token_ids.tolist(), round_.target.token_ids.tolist())
-    decode = token_decoder(target)
-    return Words({token: decode(token) for token in sorted(shown)})
+        for ids in (round_.tree.token_ids, round_.target.token_ids, round_.draft_token_ids.flatten()):
+            tokens.update(ids.tolist())
+    return Words({token: decode(token) for token in sorted(tokens)})
 
 
 def save_words(words: Words, path: str | Path) -> None:
