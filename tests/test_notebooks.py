@@ -14,11 +14,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ddtree_lab.trace import load_trace
+from ddtree_lab.viz import load_words, words_of
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 SCRIPT_FROM_THE_NET = re.compile(r"""<(script|link|iframe)\b[^>]*\b(src|href)\s*=\s*["']?(https?:)?//""", re.IGNORECASE)
 ABSOLUTE_PATH = re.compile(r"(?<![\w./:<-])(/(home|root|tmp|usr|work|mnt|opt|Users)/|[A-Z]:\\)")
 PICTURE = re.compile(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"')
 MAX_LINES = 15
+TRACES = Path(__file__).parent.parent / "data" / "traces"
 
 
 def code_cells(notebook: dict) -> list[dict]:
@@ -33,6 +37,18 @@ def text_of(notebook: dict) -> str:
         for output in cell.get("outputs", []):
             pieces += map("".join, [output.get("text", ""), *output.get("data", {}).values()])
     return PICTURE.sub("", "\n".join(pieces))
+
+
+def pages_of(notebook: dict) -> list[str]:
+    """The HTML of its outputs."""
+    outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    return ["".join(output["data"]["text/html"]) for output in outputs if "text/html" in output.get("data", {})]
+
+
+def pictures_of(notebook: dict) -> list[str]:
+    """The SVG documents that its outputs embed as images."""
+    found = [data for page in pages_of(notebook) for data in PICTURE.findall(page)]
+    return [base64.b64decode(data).decode() for data in found]
 
 
 def faults(notebook: dict, size: int) -> list[str]:
@@ -112,15 +128,25 @@ def test_the_guard_sees_size_and_widget_state() -> None:
     assert faults(sound() | {"metadata": {"widgets": {}}}, 1_000_000) == ["1 MB or more", "widget state"]
 
 
-def test_quickstart_stores_its_pictures_as_images_that_are_valid_svg() -> None:
-    notebook = json.loads(next(path for path in NOTEBOOKS if path.name == "quickstart.ipynb").read_text())
-    html = [
-        "".join(output["data"]["text/html"])
-        for cell in code_cells(notebook)
-        for output in cell["outputs"]
-        if "text/html" in output.get("data", {})
-    ]
-    pictures = [base64.b64decode(data).decode() for page in html for data in PICTURE.findall(page)]
-    assert len(pictures) == 2
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_stores_pictures_as_images_that_are_valid_svg(path: Path) -> None:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    pictures = pictures_of(notebook)
+    assert pictures
     assert all(ElementTree.fromstring(picture).tag.endswith("svg") for picture in pictures)
-    assert all("<svg" not in page for page in html)  # inline SVG is dropped from an untrusted notebook
+    assert all("<svg" not in page for page in pages_of(notebook))  # inline SVG is dropped from an untrusted notebook
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_readme_has_a_line_for_the_notebook(path: Path) -> None:
+    assert f"(notebooks/{path.name})" in (path.parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_recorded_traces_are_small_load_and_have_texts_for_their_tokens() -> None:
+    assert sum(path.stat().st_size for path in TRACES.iterdir()) < 5_000_000
+    traces = [path for path in TRACES.iterdir() if path.suffix in (".safetensors", ".jsonl")]
+    assert traces
+    for path in traces:
+        run, words = load_trace(path), load_words(path.with_suffix(".words.json"))
+        assert words_of(run, words) == words
+        assert f"`{path.name}`" in (TRACES / "README.md").read_text(encoding="utf-8")
